@@ -18,7 +18,7 @@ struct Range {
   [[nodiscard]] constexpr bool empty() const { return end <= begin; }
   [[nodiscard]] constexpr bool contains(int64_t row) const { return begin <= row && row < end; }
 
-  /// The rows in both ranges. Example: {0, 5} with {3, 9} gives {3, 5}; {0, 2} with {3, 9} is empty.
+  /// The rows in both ranges. Example: {0, 5} with {3, 9} gives {3, 5}.
   [[nodiscard]] constexpr Range intersect(Range other) const {
     const int64_t low = std::max(begin, other.begin);
     return {low, std::max(low, std::min(end, other.end))};
