@@ -15,26 +15,29 @@ install(
   TARGETS shardfield
   EXPORT shardfieldTargets
   LIBRARY DESTINATION "${SHARDFIELD_LIBDIR}"
-  INCLUDES
-  DESTINATION "${SHARDFIELD_INCLUDEDIR}")
+  INCLUDES DESTINATION "${SHARDFIELD_INCLUDEDIR}"
+)
 install(
   DIRECTORY "${PROJECT_SOURCE_DIR}/shardfield"
   DESTINATION "${SHARDFIELD_INCLUDEDIR}"
   FILES_MATCHING
   PATTERN "*.h"
-  PATTERN "precompiled.h" EXCLUDE)
-install(
-  EXPORT shardfieldTargets
-  NAMESPACE shardfield::
-  DESTINATION "${SHARDFIELD_CMAKEDIR}")
+  PATTERN "precompiled.h" EXCLUDE
+)
+install(EXPORT shardfieldTargets NAMESPACE shardfield:: DESTINATION "${SHARDFIELD_CMAKEDIR}")
 configure_package_config_file(
   "${PROJECT_SOURCE_DIR}/cmake/shardfieldConfig.cmake.in"
   "${PROJECT_BINARY_DIR}/shardfieldConfig.cmake"
-  INSTALL_DESTINATION "${SHARDFIELD_CMAKEDIR}")
+  INSTALL_DESTINATION "${SHARDFIELD_CMAKEDIR}"
+)
 write_basic_package_version_file(
-  "${PROJECT_BINARY_DIR}/shardfieldConfigVersion.cmake" COMPATIBILITY SameMinorVersion)
+  "${PROJECT_BINARY_DIR}/shardfieldConfigVersion.cmake"
+  COMPATIBILITY SameMinorVersion
+)
 install(
-  FILES "${PROJECT_BINARY_DIR}/shardfieldConfig.cmake"
-        "${PROJECT_BINARY_DIR}/shardfieldConfigVersion.cmake"
-        "${PROJECT_SOURCE_DIR}/cmake/ShardfieldTorch.cmake"
-  DESTINATION "${SHARDFIELD_CMAKEDIR}")
+  FILES
+    "${PROJECT_BINARY_DIR}/shardfieldConfig.cmake"
+    "${PROJECT_BINARY_DIR}/shardfieldConfigVersion.cmake"
+    "${PROJECT_SOURCE_DIR}/cmake/ShardfieldTorch.cmake"
+  DESTINATION "${SHARDFIELD_CMAKEDIR}"
+)

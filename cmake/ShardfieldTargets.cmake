@@ -3,12 +3,16 @@
 # Warnings, optimisation and sanitizers of one target.
 function(shardfield_target_defaults target)
   target_compile_options(
-    ${target} PRIVATE -Wall -Wextra $<$<CONFIG:Release>:-O2> $<$<BOOL:${SHARDFIELD_WERROR}>:-Werror>)
+    ${target}
+    PRIVATE -Wall -Wextra $<$<CONFIG:Release>:-O2> $<$<BOOL:${SHARDFIELD_WERROR}>:-Werror>
+  )
   # Torch's headers compare signed with unsigned and leave parameters unused inside macros.
   target_compile_options(${target} PRIVATE -Wno-unused-parameter)
   if(SHARDFIELD_SANITIZE)
     target_compile_options(
-      ${target} PRIVATE -fsanitize=${SHARDFIELD_SANITIZE} -fno-omit-frame-pointer)
+      ${target}
+      PRIVATE -fsanitize=${SHARDFIELD_SANITIZE} -fno-omit-frame-pointer
+    )
     target_link_options(${target} PRIVATE -fsanitize=${SHARDFIELD_SANITIZE})
   endif()
   set_target_properties(${target} PROPERTIES CXX_EXTENSIONS OFF)
