@@ -28,13 +28,14 @@ T row_scale(int64_t num_rows, int64_t num_outputs, const ResampleOptions& option
   return static_cast<T>(num_rows) / static_cast<T>(num_outputs);
 }
 
-/// Coordinate of an output among the rows, before clamping.
+/// Coordinate of an output among the rows, before clamping. One rounding at the end, as in ATen's
+/// kernels, which are compiled for processors that multiply and add in one instruction.
 template <typename T>
 T source_coordinate(T scale, int64_t output, bool align_corners) {
   if (align_corners) {
     return scale * static_cast<T>(output);
   }
-  return scale * (static_cast<T>(output) + T(0.5)) - T(0.5);
+  return std::fma(scale, static_cast<T>(output) + T(0.5), T(-0.5));
 }
 
 /// ATen takes the floor in float even of a double coordinate.
@@ -68,20 +69,42 @@ void set_tap(Taps& taps, int64_t output, int64_t tap, int64_t row, double weight
   taps.weights[at] = weight;
 }
 
+/// Source row by the rule that computes in T throughout.
+template <typename T>
+int64_t nearest_row(T scale, int64_t output, bool exact) {
+  if (!exact) {
+    return float_floor(source_coordinate<T>(scale, output, true));
+  }
+  return float_floor(std::max<T>(source_coordinate<T>(scale, output, false), 0) + 0.5);
+}
+
+/// Source row by the rule in float, which treats factors 1 and 2 apart unless exact.
+int64_t float_nearest_row(
+    float scale, int64_t output, int64_t num_rows, int64_t num_outputs, bool exact) {
+  if (exact) {
+    return float_floor((static_cast<double>(output) + 0.5) * scale);
+  }
+  if (num_outputs == num_rows) {
+    return output;
+  }
+  if (num_outputs == 2 * num_rows) {
+    return output / 2;
+  }
+  return float_floor(static_cast<float>(output) * scale);
+}
+
 template <typename T>
 Taps nearest_taps(int64_t num_rows, int64_t num_outputs, const ResampleOptions& options) {
   Taps taps = empty_taps(num_rows, num_outputs, 1);
   const T scale = row_scale<T>(num_rows, num_outputs, options);
+  const auto float_scale = row_scale<float>(num_rows, num_outputs, options);
   const bool exact = options.mode == ResampleMode::kNearestExact;
   for (int64_t output = 0; output < num_outputs; ++output) {
-    double coordinate = 0;
-    if (exact) {
-      const T centre = std::max<T>(source_coordinate<T>(scale, output, false), 0);
-      coordinate = centre + 0.5;
-    } else {
-      coordinate = source_coordinate<T>(scale, output, true);
-    }
-    set_tap(taps, output, 0, float_floor(coordinate), 1.0);
+    const int64_t row =
+        options.float_nearest
+            ? float_nearest_row(float_scale, output, num_rows, num_outputs, exact)
+            : nearest_row<T>(scale, output, exact);
+    set_tap(taps, output, 0, row, 1.0);
   }
   return taps;
 }
@@ -184,8 +207,12 @@ Taps antialias_taps(int64_t num_rows, int64_t num_outputs, const ResampleOptions
   const double half = cubic ? 2.0 : 1.0;
   const T support = static_cast<T>(scale >= T(1) ? half * scale : half);
   const int64_t width = static_cast<int64_t>(std::ceil(support)) * 2 + 1;
-  Taps taps = empty_taps(num_rows, num_outputs, width);
+  Taps taps = empty_taps(num_rows, num_outputs, num_rows == num_outputs ? 1 : width);
   for (int64_t output = 0; output < num_outputs; ++output) {
+    if (num_rows == num_outputs) {  // ATen skips the dim, whatever the scale factor says.
+      set_tap(taps, output, 0, output, 1.0);
+      continue;
+    }
     set_antialias_taps<T>(taps, output, scale, support, cubic);
   }
   return taps;
@@ -209,6 +236,15 @@ Taps taps_in(int64_t num_rows, int64_t num_outputs, const ResampleOptions& optio
 }
 
 }  // namespace
+
+bool uses_float_nearest(
+    std::span<const int64_t> output_sizes, int64_t num_channels, bool channels_last) {
+  const bool wide_channels_last = channels_last && num_channels > 3;
+  if (output_sizes.size() == 2) {
+    return wide_channels_last || output_sizes[0] + output_sizes[1] <= 128;
+  }
+  return output_sizes.size() == 3 && wide_channels_last;
+}
 
 int64_t resampled_size(int64_t num_rows, double scale_factor) {
   return static_cast<int64_t>(std::floor(static_cast<double>(num_rows) * scale_factor));

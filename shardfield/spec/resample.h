@@ -21,11 +21,23 @@ struct ResampleOptions {
   bool antialias = false;      ///< Linear and cubic only; the `_upsample_*_aa` ops.
   /// The `scales` argument of the ATen op: set only when the user gave scale_factor and not
   /// recompute_scale_factor; ATen then takes 1/scale_factor, otherwise num_rows/num_outputs.
-  std::optional<double> scale_factor;
+  std::optional<double> scale_factor = std::nullopt;
   /// Coordinates and weights in float, as ATen computes them for float and narrower tensors.
-  /// Nearest modes use float for every dtype, whatever this says.
   bool single_precision = false;
+  /// Nearest modes: ATen's other index rule (float for every dtype, exact for factors 1 and 2).
+  /// Its CPU backward kernels always use it, its forward kernels when uses_float_nearest() says.
+  bool float_nearest = false;
 };
+
+/// Whether ATen's forward nearest kernels on the CPU look rows up in float for every dtype; all
+/// sizes are global. The two rules differ where output*scale is a whole number, for instance 49
+/// rows to 21: output 3 shows row 7 in double.
+///
+/// @param output_sizes   spatial output sizes, one to three.
+/// @param num_channels   channels of the input.
+/// @param channels_last  the input is contiguous in the channels-last format of its rank.
+[[nodiscard]] bool uses_float_nearest(
+    std::span<const int64_t> output_sizes, int64_t num_channels, bool channels_last);
 
 /// Output length for a scale factor: floor(num_rows * scale_factor), in double as PyTorch does.
 /// Example: 5 rows by 1.5 give 7.
