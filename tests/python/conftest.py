@@ -1,4 +1,4 @@
-"""Fixtures shared by all Python tests: pools of ranks, and the meshes every exactness test runs on."""
+"""Fixtures shared by all Python tests: pools of ranks, and the meshes they run on."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def pool_of(request: pytest.FixtureRequest) -> Iterator[Callable[[int], rank_poo
 
 @pytest.fixture
 def run_ranks(pool_of: Callable[[int], rank_pool.RankPool]) -> Callable[..., list[Any]]:
-    """`run_ranks(n, case, **kwargs)` calls `case(**kwargs)` on n ranks and returns their results."""
+    """`run_ranks(n, case, **kwargs)`: what `case(**kwargs)` returned on each of n ranks."""
 
     def run(
         world_size: int, case: Callable[..., Any], *, limit_s: float | None = None, **kwargs: Any
@@ -54,7 +54,7 @@ def run_ranks(pool_of: Callable[[int], rank_pool.RankPool]) -> Callable[..., lis
 
 @pytest.fixture
 def run_mesh(run_ranks: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
-    """`run_mesh((2, 2), case, **kwargs)` calls `case(mesh, **kwargs)` on as many ranks as the mesh has."""
+    """`run_mesh((2, 2), case, **kwargs)`: the same for `case(mesh, **kwargs)` on that mesh."""
 
     def run(
         shape: tuple[int, ...],

@@ -1,11 +1,13 @@
 """Pools of rank processes: started once per rank count, then running many cases.
 
-A case is an importable module-level function. Every rank calls it with the same keyword arguments, and what
-each rank returned or raised comes back to the test. Ranks are forked from one server process that has already
-imported torch, so starting (or restarting) a pool takes a fraction of a second.
+A case is an importable module-level function. Every rank calls it with the same keyword
+arguments, and what each rank returned or raised comes back to the test. Ranks are forked from one
+server process that has already imported torch, so starting (or restarting) a pool takes a
+fraction of a second.
 
-A rank that dies, or stays silent while the others have answered, is reported within a bound together with the
-tail of its log and the stack it hangs in, and the pool of that size is started afresh for the next case.
+A rank that dies, or stays silent while the others have answered, is reported within a bound
+together with the tail of its log and the stack it hangs in, and the pool of that size is started
+afresh for the next case.
 """
 
 from __future__ import annotations
@@ -59,7 +61,7 @@ class RankFailure(AssertionError):
         self.answers = list(answers)
 
 
-# ---------------------------------------------------------------------------------------------- rank side
+# ---------------------------------------------------------------------------------------- rank side
 
 
 @functools.cache
@@ -71,7 +73,7 @@ def mesh_of(shape: tuple[int, ...], names: tuple[str, ...] | None = None) -> Any
 
 
 def device_type() -> str:
-    """ "cuda" when every rank of this pool has a device of its own, else "cpu"."""
+    """The device type of this pool: "cuda" when every rank has a device of its own."""
     return os.environ.get("SHARDFIELD_TEST_DEVICE", "cpu")
 
 
@@ -120,6 +122,10 @@ def _run_case(rank: int, message: bytes) -> Answer:
         return Answer(rank, True, value=value)
     except BaseException as error:
         text = f"{type(error).__name__}: {error}"
+        if not str(error):  # a bare assert: its source line says more than nothing
+            frame = traceback.extract_tb(error.__traceback__)[-1]
+            place = f"{Path(frame.filename).name}:{frame.lineno}"
+            text = f"{type(error).__name__} at {place}: {frame.line}"
         return Answer(rank, False, error=text, trace=traceback.format_exc())
 
 
@@ -175,7 +181,7 @@ def _serve(connection: Connection, rank: int, world_size: int, log_path: str) ->
     dist.destroy_process_group()
 
 
-# -------------------------------------------------------------------------------------------- parent side
+# -------------------------------------------------------------------------------------- parent side
 
 
 @functools.cache

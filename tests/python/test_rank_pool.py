@@ -1,4 +1,4 @@
-"""The pool itself: results by rank, failures with their traces, deaths and hangs bounded, restarts."""
+"""The pool itself: results by rank, failures with traces, deaths and hangs, restarts."""
 
 from __future__ import annotations
 
