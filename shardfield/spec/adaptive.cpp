@@ -8,17 +8,16 @@
 namespace shardfield::spec {
 
 Range adaptive_window(int64_t output, int64_t num_rows, int64_t num_outputs) {
-  return {
-      floor_div(output * num_rows, num_outputs), ceil_div((output + 1) * num_rows, num_outputs)};
+  return {floor_div(output * num_rows, num_outputs),
+          ceil_div((output + 1) * num_rows, num_outputs)};
 }
 
 std::vector<MappedPiece> plan_adaptive(std::span<const int64_t> sizes, int64_t num_outputs) {
   check_sizes(sizes, "plan_adaptive");
   const int64_t num_rows = total_of(sizes);
-  require(
-      num_outputs >= 0 && (num_outputs == 0 || num_rows > 0),
-      "plan_adaptive: expected rows to pool, got " + std::to_string(num_rows) + " rows for " +
-          std::to_string(num_outputs) + " outputs");
+  require(num_outputs >= 0 && (num_outputs == 0 || num_rows > 0),
+          "plan_adaptive: expected rows to pool, got " + std::to_string(num_rows) + " rows for " +
+              std::to_string(num_outputs) + " outputs");
   // Both neighbours of b*m/n: the windows before one end above b, those behind the other start
   // below it.
   const auto border_of = [&](int64_t row) {
@@ -33,9 +32,8 @@ std::vector<MappedPiece> plan_adaptive(std::span<const int64_t> sizes, int64_t n
   for (const Range& outputs : place_outputs(sizes, num_outputs, border_of)) {
     MappedPiece piece{outputs, {}};
     if (!outputs.empty()) {
-      piece.inputs = {
-          adaptive_window(outputs.begin, num_rows, num_outputs).begin,
-          adaptive_window(outputs.end - 1, num_rows, num_outputs).end};
+      piece.inputs = {adaptive_window(outputs.begin, num_rows, num_outputs).begin,
+                      adaptive_window(outputs.end - 1, num_rows, num_outputs).end};
     }
     pieces.push_back(piece);
   }

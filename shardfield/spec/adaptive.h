@@ -28,7 +28,7 @@ struct MappedPiece {
 ///
 /// Example: sizes 3, 2 to 3 outputs: rank 0 owns {0, 2} and needs {0, 4}; rank 1 owns {2, 3} and
 /// needs {3, 5}: one row (3) moves.
-[[nodiscard]] std::vector<MappedPiece> plan_adaptive(
-    std::span<const int64_t> sizes, int64_t num_outputs);
+[[nodiscard]] std::vector<MappedPiece> plan_adaptive(std::span<const int64_t> sizes,
+                                                     int64_t num_outputs);
 
 }  // namespace shardfield::spec

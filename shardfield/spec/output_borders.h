@@ -15,10 +15,9 @@ namespace shardfield::spec {
 inline void check_sizes(std::span<const int64_t> sizes, const std::string& who) {
   require(!sizes.empty(), who + ": expected one size per rank, got none; pass the piece sizes");
   for (size_t rank = 0; rank < sizes.size(); ++rank) {
-    require(
-        sizes[rank] >= 0,
-        who + ": expected sizes >= 0, got " + std::to_string(sizes[rank]) + " on rank " +
-            std::to_string(rank) + "; pass the number of rows of each piece");
+    require(sizes[rank] >= 0, who + ": expected sizes >= 0, got " + std::to_string(sizes[rank]) +
+                                  " on rank " + std::to_string(rank) +
+                                  "; pass the number of rows of each piece");
   }
 }
 
@@ -26,8 +25,8 @@ inline void check_sizes(std::span<const int64_t> sizes, const std::string& who) 
 /// with an empty piece get nothing, the ends go to the first and last rank that has rows; without
 /// any rows rank 0 owns all outputs. The rule must not decrease.
 template <typename Rule>
-[[nodiscard]] std::vector<Range> place_outputs(
-    std::span<const int64_t> sizes, int64_t num_outputs, Rule border_of) {
+[[nodiscard]] std::vector<Range> place_outputs(std::span<const int64_t> sizes, int64_t num_outputs,
+                                               Rule border_of) {
   const int64_t num_rows = total_of(sizes);
   std::vector<Range> outputs(sizes.size());
   int64_t row = 0;

@@ -27,8 +27,8 @@ void append_row(std::vector<Segment>& segments, int64_t row) {
   segments.push_back({row, 1, 1});
 }
 
-void append_padding(
-    std::vector<Segment>& segments, Range outputs, int64_t num_rows, int64_t pad_lo, PadMode mode) {
+void append_padding(std::vector<Segment>& segments, Range outputs, int64_t num_rows, int64_t pad_lo,
+                    PadMode mode) {
   std::vector<Segment> run;
   for (int64_t output = outputs.begin; output < outputs.end; ++output) {
     append_row(run, pad_source(output, num_rows, pad_lo, mode));
@@ -41,15 +41,12 @@ void check_pad(int64_t num_rows, int64_t pad_lo, int64_t pad_hi, PadMode mode) {
                           " on " + std::to_string(num_rows) + " rows";
   require(num_rows + pad_lo + pad_hi >= 0, "plan_pad: expected to crop at most all rows" + got);
   const int64_t most = std::max(pad_lo, pad_hi);
-  require(
-      mode != PadMode::kReflect || most < std::max<int64_t>(num_rows, 1),
-      "plan_pad: expected reflect padding below the number of rows" + got);
-  require(
-      mode != PadMode::kCircular || most <= num_rows,
-      "plan_pad: expected circular padding of at most the number of rows" + got);
-  require(
-      mode != PadMode::kReplicate || num_rows > 0 || most <= 0,
-      "plan_pad: expected rows to replicate" + got);
+  require(mode != PadMode::kReflect || most < std::max<int64_t>(num_rows, 1),
+          "plan_pad: expected reflect padding below the number of rows" + got);
+  require(mode != PadMode::kCircular || most <= num_rows,
+          "plan_pad: expected circular padding of at most the number of rows" + got);
+  require(mode != PadMode::kReplicate || num_rows > 0 || most <= 0,
+          "plan_pad: expected rows to replicate" + got);
 }
 
 }  // namespace
@@ -76,8 +73,7 @@ int64_t pad_source(int64_t output, int64_t num_rows, int64_t pad_lo, PadMode mod
   return folded < num_rows ? folded : 2 * (num_rows - 1) - folded;
 }
 
-std::vector<Segment> pad_segments(
-    Range outputs, int64_t num_rows, int64_t pad_lo, PadMode mode) {
+std::vector<Segment> pad_segments(Range outputs, int64_t num_rows, int64_t pad_lo, PadMode mode) {
   const Range inside = outputs.intersect({pad_lo, pad_lo + num_rows});
   std::vector<Segment> segments;
   if (inside.empty()) {
@@ -95,9 +91,7 @@ PadPlan plan_pad(std::span<const int64_t> sizes, int64_t pad_lo, int64_t pad_hi,
   const int64_t num_rows = total_of(sizes);
   check_pad(num_rows, pad_lo, pad_hi, mode);
   const int64_t total = num_rows + pad_lo + pad_hi;
-  const auto border_of = [&](int64_t row) {
-    return std::clamp<int64_t>(row + pad_lo, 0, total);
-  };
+  const auto border_of = [&](int64_t row) { return std::clamp<int64_t>(row + pad_lo, 0, total); };
   PadPlan plan;
   plan.rows.sizes.assign(sizes.begin(), sizes.end());
   for (const Range& outputs : place_outputs(sizes, total, border_of)) {
@@ -109,8 +103,8 @@ PadPlan plan_pad(std::span<const int64_t> sizes, int64_t pad_lo, int64_t pad_hi,
       piece.zeros_hi = shown.empty() ? 0 : outputs.end - shown.end;
     }
     plan.pieces.push_back(piece);
-    plan.rows.wanted.push_back(
-        shown.empty() ? std::vector<Segment>{} : pad_segments(shown, num_rows, pad_lo, mode));
+    plan.rows.wanted.push_back(shown.empty() ? std::vector<Segment>{}
+                                             : pad_segments(shown, num_rows, pad_lo, mode));
   }
   return plan;
 }

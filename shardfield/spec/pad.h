@@ -23,8 +23,8 @@ enum class PadMode { kConstant, kReflect, kReplicate, kCircular };
 /// with plan_window on an unpadded window to fetch a padded halo in one exchange.
 ///
 /// Example: 4 rows, pad_lo 2, reflect, outputs {0, 4}: {2, 2, -1}, {0, 2, 1}.
-[[nodiscard]] std::vector<Segment> pad_segments(
-    Range outputs, int64_t num_rows, int64_t pad_lo, PadMode mode);
+[[nodiscard]] std::vector<Segment> pad_segments(Range outputs, int64_t num_rows, int64_t pad_lo,
+                                                PadMode mode);
 
 /// One rank's share of a padded dim: `zeros_lo` constant rows, the rows of its RowPlan entry,
 /// then `zeros_hi` constant rows; together its `outputs`.
@@ -48,7 +48,7 @@ struct PadPlan {
 ///
 /// Example: sizes 2, 2, pad 1 and 1, circular: rank 0 wants row 3, then rows 0, 1; rank 1 wants
 /// rows 2, 3, then row 0: two rows move.
-[[nodiscard]] PadPlan plan_pad(
-    std::span<const int64_t> sizes, int64_t pad_lo, int64_t pad_hi, PadMode mode);
+[[nodiscard]] PadPlan plan_pad(std::span<const int64_t> sizes, int64_t pad_lo, int64_t pad_hi,
+                               PadMode mode);
 
 }  // namespace shardfield::spec

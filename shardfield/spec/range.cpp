@@ -10,10 +10,9 @@ namespace shardfield::spec {
 namespace {
 
 void check_parts(int64_t num_rows, int64_t parts, const char* who) {
-  require(
-      num_rows >= 0 && parts >= 1,
-      std::string(who) + ": expected rows >= 0 and parts >= 1, got " + std::to_string(num_rows) +
-          " rows and " + std::to_string(parts) + " parts");
+  require(num_rows >= 0 && parts >= 1,
+          std::string(who) + ": expected rows >= 0 and parts >= 1, got " +
+              std::to_string(num_rows) + " rows and " + std::to_string(parts) + " parts");
 }
 
 }  // namespace

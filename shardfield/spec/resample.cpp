@@ -43,6 +43,11 @@ int64_t float_floor(double coordinate) {
   return static_cast<int64_t>(std::floor(static_cast<float>(coordinate)));
 }
 
+/// Towards zero, as ATen rounds the ends of antialiased supports.
+int64_t truncate(double coordinate) {
+  return static_cast<int64_t>(coordinate);
+}
+
 template <typename T>
 T cubic_near(T x, T a) {
   return ((a + 2) * x - (a + 3)) * x * x + 1;
@@ -79,8 +84,8 @@ int64_t nearest_row(T scale, int64_t output, bool exact) {
 }
 
 /// Source row by the rule in float, which treats factors 1 and 2 apart unless exact.
-int64_t float_nearest_row(
-    float scale, int64_t output, int64_t num_rows, int64_t num_outputs, bool exact) {
+int64_t float_nearest_row(float scale, int64_t output, int64_t num_rows, int64_t num_outputs,
+                          bool exact) {
   if (exact) {
     return float_floor((static_cast<double>(output) + 0.5) * scale);
   }
@@ -100,10 +105,9 @@ Taps nearest_taps(int64_t num_rows, int64_t num_outputs, const ResampleOptions& 
   const auto float_scale = row_scale<float>(num_rows, num_outputs, options);
   const bool exact = options.mode == ResampleMode::kNearestExact;
   for (int64_t output = 0; output < num_outputs; ++output) {
-    const int64_t row =
-        options.float_nearest
-            ? float_nearest_row(float_scale, output, num_rows, num_outputs, exact)
-            : nearest_row<T>(scale, output, exact);
+    const int64_t row = options.float_nearest
+                            ? float_nearest_row(float_scale, output, num_rows, num_outputs, exact)
+                            : nearest_row<T>(scale, output, exact);
     set_tap(taps, output, 0, row, 1.0);
   }
   return taps;
@@ -134,8 +138,7 @@ Taps linear_taps(int64_t num_rows, int64_t num_outputs, const ResampleOptions& o
       set_tap(taps, output, 1, output, 0.0);
       continue;
     }
-    const T coordinate =
-        std::max<T>(source_coordinate<T>(scale, output, options.align_corners), 0);
+    const T coordinate = std::max<T>(source_coordinate<T>(scale, output, options.align_corners), 0);
     const auto [row, distance] = split_coordinate<T>(coordinate, num_rows);
     set_tap(taps, output, 0, row, T(1) - distance);
     set_tap(taps, output, 1, row + 1, distance);
@@ -178,14 +181,13 @@ template <typename T>
 void set_antialias_taps(Taps& taps, int64_t output, T scale, T support, bool cubic) {
   const T centre = static_cast<T>(scale * (static_cast<double>(output) + 0.5));
   const T inverse = scale >= T(1) ? static_cast<T>(1.0 / scale) : T(1);
-  const auto first = std::max<int64_t>(static_cast<int64_t>(centre - support + 0.5), 0);
-  const auto end = std::min(static_cast<int64_t>(centre + support + 0.5), taps.num_rows);
+  const auto first = std::max<int64_t>(truncate(centre - support + 0.5), 0);
+  const auto end = std::min(truncate(centre + support + 0.5), taps.num_rows);
   const int64_t count = std::clamp<int64_t>(end - first, 0, taps.width);
   std::vector<T> weights(static_cast<size_t>(count));
   T total = 0;
   for (int64_t tap = 0; tap < count; ++tap) {
-    const T distance =
-        static_cast<T>((static_cast<T>(tap + first) - centre + 0.5) * inverse);
+    const T distance = static_cast<T>((static_cast<T>(tap + first) - centre + 0.5) * inverse);
     weights[static_cast<size_t>(tap)] = antialias_filter<T>(distance, cubic);
     total += weights[static_cast<size_t>(tap)];
   }
@@ -237,8 +239,8 @@ Taps taps_in(int64_t num_rows, int64_t num_outputs, const ResampleOptions& optio
 
 }  // namespace
 
-bool uses_float_nearest(
-    std::span<const int64_t> output_sizes, int64_t num_channels, bool channels_last) {
+bool uses_float_nearest(std::span<const int64_t> output_sizes, int64_t num_channels,
+                        bool channels_last) {
   const bool wide_channels_last = channels_last && num_channels > 3;
   if (output_sizes.size() == 2) {
     return wide_channels_last || output_sizes[0] + output_sizes[1] <= 128;
@@ -261,10 +263,9 @@ Range Taps::reach(Range outputs) const {
 }
 
 Taps resample_taps(int64_t num_rows, int64_t num_outputs, const ResampleOptions& options) {
-  require(
-      num_rows >= 1 && num_outputs >= 1,
-      "interpolate: expected at least one row and one output, got " + std::to_string(num_rows) +
-          " rows and " + std::to_string(num_outputs) + " outputs");
+  require(num_rows >= 1 && num_outputs >= 1,
+          "interpolate: expected at least one row and one output, got " + std::to_string(num_rows) +
+              " rows and " + std::to_string(num_outputs) + " outputs");
   return options.single_precision ? taps_in<float>(num_rows, num_outputs, options)
                                   : taps_in<double>(num_rows, num_outputs, options);
 }
@@ -272,10 +273,9 @@ Taps resample_taps(int64_t num_rows, int64_t num_outputs, const ResampleOptions&
 std::vector<MappedPiece> plan_resample(std::span<const int64_t> sizes, const Taps& taps) {
   check_sizes(sizes, "plan_resample");
   const int64_t num_rows = total_of(sizes);
-  require(
-      num_rows == taps.num_rows,
-      "plan_resample: expected sizes that add up to " + std::to_string(taps.num_rows) +
-          " rows, got " + std::to_string(num_rows));
+  require(num_rows == taps.num_rows, "plan_resample: expected sizes that add up to " +
+                                         std::to_string(taps.num_rows) + " rows, got " +
+                                         std::to_string(num_rows));
   const auto rows_crossing = [&](int64_t row, int64_t border) {
     const int64_t before = border > 0 ? taps.reach({border - 1, border}).end : 0;
     const int64_t behind =

@@ -36,8 +36,8 @@ struct ResampleOptions {
 /// @param output_sizes   spatial output sizes, one to three.
 /// @param num_channels   channels of the input.
 /// @param channels_last  the input is contiguous in the channels-last format of its rank.
-[[nodiscard]] bool uses_float_nearest(
-    std::span<const int64_t> output_sizes, int64_t num_channels, bool channels_last);
+[[nodiscard]] bool uses_float_nearest(std::span<const int64_t> output_sizes, int64_t num_channels,
+                                      bool channels_last);
 
 /// Output length for a scale factor: floor(num_rows * scale_factor), in double as PyTorch does.
 /// Example: 5 rows by 1.5 give 7.
@@ -64,8 +64,8 @@ struct Taps {
 ///
 /// Example: 2 rows to 4, linear: index (0,1) (0,1) (0,1) (1,1), weights (1, 0) (.75, .25)
 /// (.25, .75) (.75, .25).
-[[nodiscard]] Taps resample_taps(
-    int64_t num_rows, int64_t num_outputs, const ResampleOptions& options);
+[[nodiscard]] Taps resample_taps(int64_t num_rows, int64_t num_outputs,
+                                 const ResampleOptions& options);
 
 /// Places the outputs in proportion to the rows, o_r = b_r*m/n rounded to the side that moves
 /// fewer rows (up on a tie), and says which rows every rank needs (Local, pure).
@@ -74,7 +74,7 @@ struct Taps {
 ///
 /// Example: sizes 2, 2 to 8 outputs, linear: rank 0 owns {0, 4} and needs {0, 3}; rank 1 owns
 /// {4, 8} and needs {1, 4}.
-[[nodiscard]] std::vector<MappedPiece> plan_resample(
-    std::span<const int64_t> sizes, const Taps& taps);
+[[nodiscard]] std::vector<MappedPiece> plan_resample(std::span<const int64_t> sizes,
+                                                     const Taps& taps);
 
 }  // namespace shardfield::spec

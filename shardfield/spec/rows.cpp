@@ -13,13 +13,11 @@ namespace {
 Range elements_in(const Segment& segment, Range rows) {
   Range elements;
   if (segment.step > 0) {
-    elements = {
-        ceil_div(rows.begin - segment.start, segment.step),
-        ceil_div(rows.end - segment.start, segment.step)};
+    elements = {ceil_div(rows.begin - segment.start, segment.step),
+                ceil_div(rows.end - segment.start, segment.step)};
   } else if (segment.step < 0) {
-    elements = {
-        ceil_div(segment.start - rows.end + 1, -segment.step),
-        ceil_div(segment.start - rows.begin + 1, -segment.step)};
+    elements = {ceil_div(segment.start - rows.end + 1, -segment.step),
+                ceil_div(segment.start - rows.begin + 1, -segment.step)};
   } else if (rows.contains(segment.start)) {
     return {0, segment.count};
   }
@@ -34,9 +32,8 @@ std::vector<RowCopy> copies_from(Range owned, const std::vector<Segment>& wanted
     const Range elements = elements_in(segment, owned);
     if (!elements.empty()) {
       const int64_t start = segment.at(elements.begin) - owned.begin;
-      copies.push_back({
-          {start, elements.size(), elements.size() == 1 ? 1 : segment.step},
-          {position + elements.begin, elements.size(), 1}});
+      copies.push_back({{start, elements.size(), elements.size() == 1 ? 1 : segment.step},
+                        {position + elements.begin, elements.size(), 1}});
     }
     position += segment.count;
   }
@@ -100,9 +97,9 @@ Packed pack(const std::vector<RowCopy>& copies) {
     packed.num_rows += range.size();
   }
   for (const RowCopy& copy : dense) {
-    const auto behind = std::upper_bound(
-        packed.rows.begin(), packed.rows.end(), copy.source.start,
-        [](int64_t row, const Range& range) { return row < range.begin; });
+    const auto behind =
+        std::upper_bound(packed.rows.begin(), packed.rows.end(), copy.source.start,
+                         [](int64_t row, const Range& range) { return row < range.begin; });
     const auto at = static_cast<size_t>(behind - packed.rows.begin()) - 1;
     const int64_t start = offsets[at] + copy.source.start - packed.rows[at].begin;
     packed.places.push_back({{start, copy.source.count, copy.source.step}, copy.target});
@@ -112,21 +109,19 @@ Packed pack(const std::vector<RowCopy>& copies) {
 
 void check_plan(const RowPlan& plan) {
   check_sizes(plan.sizes, "plan_messages");
-  require(
-      plan.sizes.size() == plan.wanted.size(),
-      "plan_messages: expected one wanted list per rank, got " +
-          std::to_string(plan.wanted.size()) + " for " + std::to_string(plan.sizes.size()) +
-          " ranks");
+  require(plan.sizes.size() == plan.wanted.size(),
+          "plan_messages: expected one wanted list per rank, got " +
+              std::to_string(plan.wanted.size()) + " for " + std::to_string(plan.sizes.size()) +
+              " ranks");
   const Range all{0, total_of(plan.sizes)};
   for (const std::vector<Segment>& wanted : plan.wanted) {
     for (const Segment& segment : wanted) {
-      require(
-          segment.count >= 0 &&
-              (segment.count == 0 || (all.contains(segment.start) &&
-                                      all.contains(segment.at(segment.count - 1)))),
-          "plan_messages: expected rows in [0, " + std::to_string(all.end) + "), got " +
-              std::to_string(segment.count) + " rows from " + std::to_string(segment.start) +
-              " by " + std::to_string(segment.step));
+      require(segment.count >= 0 &&
+                  (segment.count == 0 ||
+                   (all.contains(segment.start) && all.contains(segment.at(segment.count - 1)))),
+              "plan_messages: expected rows in [0, " + std::to_string(all.end) + "), got " +
+                  std::to_string(segment.count) + " rows from " + std::to_string(segment.start) +
+                  " by " + std::to_string(segment.step));
     }
   }
 }
@@ -165,10 +160,8 @@ int64_t RowMessages::rows_received() const {
 RowMessages plan_messages(const RowPlan& plan, int rank) {
   check_plan(plan);
   const auto ranks = static_cast<int>(plan.sizes.size());
-  require(
-      rank >= 0 && rank < ranks,
-      "plan_messages: expected a rank below " + std::to_string(ranks) + ", got " +
-          std::to_string(rank));
+  require(rank >= 0 && rank < ranks, "plan_messages: expected a rank below " +
+                                         std::to_string(ranks) + ", got " + std::to_string(rank));
   const std::vector<Range> owned = ranges_of(plan.sizes);
   const auto me = static_cast<size_t>(rank);
   RowMessages messages;
@@ -254,17 +247,15 @@ RowPlan roll_plan(std::span<const int64_t> sizes, int64_t shift) {
 }
 
 RowPlan recut_plan(std::span<const int64_t> sizes, std::span<const int64_t> new_sizes) {
-  require(
-      sizes.size() == new_sizes.size() && total_of(sizes) == total_of(new_sizes),
-      "recut_plan: expected as many ranks and rows as before, got " +
-          std::to_string(new_sizes.size()) + " ranks and " + std::to_string(total_of(new_sizes)) +
-          " rows for " + std::to_string(sizes.size()) + " ranks and " +
-          std::to_string(total_of(sizes)) + " rows");
+  require(sizes.size() == new_sizes.size() && total_of(sizes) == total_of(new_sizes),
+          "recut_plan: expected as many ranks and rows as before, got " +
+              std::to_string(new_sizes.size()) + " ranks and " +
+              std::to_string(total_of(new_sizes)) + " rows for " + std::to_string(sizes.size()) +
+              " ranks and " + std::to_string(total_of(sizes)) + " rows");
   return halo_plan(sizes, ranges_of(new_sizes));
 }
 
-RowPlan slice_plan(
-    std::span<const int64_t> sizes, int64_t start, int64_t stop, int64_t step) {
+RowPlan slice_plan(std::span<const int64_t> sizes, int64_t start, int64_t stop, int64_t step) {
   require(step >= 1, "slice_plan: expected step >= 1, got " + std::to_string(step));
   const int64_t num_rows = total_of(sizes);
   start = std::clamp<int64_t>(start < 0 ? start + num_rows : start, 0, num_rows);

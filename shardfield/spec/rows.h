@@ -20,7 +20,9 @@ struct Segment {
 };
 
 /// The segment of a range; its step is 1.
-[[nodiscard]] constexpr Segment segment_of(Range range) { return {range.begin, range.size(), 1}; }
+[[nodiscard]] constexpr Segment segment_of(Range range) {
+  return {range.begin, range.size(), 1};
+}
 
 /// Which global rows of a cut dim every rank wants, in order. Known alike on all ranks.
 struct RowPlan {
@@ -94,13 +96,13 @@ struct RowMessages {
 
 /// Same rows, other borders. Example: 3, 2 re-cut to 1, 4: rank 1 wants {1, 4, 1}.
 /// @throws std::invalid_argument when the sums differ.
-[[nodiscard]] RowPlan recut_plan(
-    std::span<const int64_t> sizes, std::span<const int64_t> new_sizes);
+[[nodiscard]] RowPlan recut_plan(std::span<const int64_t> sizes,
+                                 std::span<const int64_t> new_sizes);
 
 /// Rows start, start + step, ... below stop, each kept by its owner: nothing moves.
 /// Bounds are clamped to [0, n] as slicing does, negative ones count from the end; step >= 1.
 /// Example: sizes 3, 3, slice(1, 6, 2): rank 0 wants {1, 1, 2}, rank 1 {3, 2, 2}.
-[[nodiscard]] RowPlan slice_plan(
-    std::span<const int64_t> sizes, int64_t start, int64_t stop, int64_t step);
+[[nodiscard]] RowPlan slice_plan(std::span<const int64_t> sizes, int64_t start, int64_t stop,
+                                 int64_t step);
 
 }  // namespace shardfield::spec

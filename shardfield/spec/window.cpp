@@ -11,11 +11,10 @@ namespace shardfield::spec {
 namespace {
 
 void check_window(const Window& window, const std::string& who) {
-  require(
-      window.kernel >= 1 && window.stride >= 1 && window.dilation >= 1,
-      who + ": expected kernel, stride and dilation >= 1, got kernel " +
-          std::to_string(window.kernel) + ", stride " + std::to_string(window.stride) +
-          ", dilation " + std::to_string(window.dilation));
+  require(window.kernel >= 1 && window.stride >= 1 && window.dilation >= 1,
+          who + ": expected kernel, stride and dilation >= 1, got kernel " +
+              std::to_string(window.kernel) + ", stride " + std::to_string(window.stride) +
+              ", dilation " + std::to_string(window.dilation));
 }
 
 /// Outputs and inputs run in step: output border b/stride belongs to input border b.
@@ -120,13 +119,12 @@ int64_t num_outputs(int64_t num_rows, const Window& window, bool ceil_mode) {
   return std::max<int64_t>(outputs, 0);
 }
 
-std::vector<WindowPiece> plan_window(
-    std::span<const int64_t> sizes, const Window& window, int64_t num_outputs) {
+std::vector<WindowPiece> plan_window(std::span<const int64_t> sizes, const Window& window,
+                                     int64_t num_outputs) {
   check_sizes(sizes, "plan_window");
   check_window(window, "plan_window");
-  require(
-      num_outputs >= 0,
-      "plan_window: expected num_outputs >= 0, got " + std::to_string(num_outputs));
+  require(num_outputs >= 0,
+          "plan_window: expected num_outputs >= 0, got " + std::to_string(num_outputs));
   const int64_t num_rows = total_of(sizes);
   int64_t shift = (window.extent() - 1) / 2;
   if (runs_in_step(num_outputs, num_rows, window.stride) && pad_shift_is_free(window, shift)) {
@@ -150,8 +148,8 @@ int64_t num_transposed_outputs(int64_t num_rows, const Window& window, int64_t o
   return std::max<int64_t>(outputs, 0);
 }
 
-std::vector<TransposedPiece> plan_transposed_window(
-    std::span<const int64_t> sizes, const Window& window, int64_t output_padding) {
+std::vector<TransposedPiece> plan_transposed_window(std::span<const int64_t> sizes,
+                                                    const Window& window, int64_t output_padding) {
   check_sizes(sizes, "plan_transposed_window");
   check_window(window, "plan_transposed_window");
   const int64_t num_rows = total_of(sizes);
@@ -162,6 +160,31 @@ std::vector<TransposedPiece> plan_transposed_window(
   pieces.reserve(sizes.size());
   for (const Range& outputs : place_outputs(sizes, total, border_of)) {
     pieces.push_back(transposed_piece(outputs, num_rows, window));
+  }
+  return pieces;
+}
+
+std::vector<TransposedPiece> plan_window_gradient(std::span<const int64_t> sizes,
+                                                  const Window& window, int64_t num_outputs) {
+  check_sizes(sizes, "plan_window_gradient");
+  check_window(window, "plan_window_gradient");
+  std::vector<TransposedPiece> pieces;
+  pieces.reserve(sizes.size());
+  for (const Range& rows : ranges_of(sizes)) {
+    pieces.push_back(transposed_piece(rows, num_outputs, window));
+  }
+  return pieces;
+}
+
+std::vector<WindowPiece> plan_transposed_window_gradient(std::span<const int64_t> sizes,
+                                                         const Window& window,
+                                                         int64_t num_outputs) {
+  check_sizes(sizes, "plan_transposed_window_gradient");
+  check_window(window, "plan_transposed_window_gradient");
+  std::vector<WindowPiece> pieces;
+  pieces.reserve(sizes.size());
+  for (const Range& rows : ranges_of(sizes)) {
+    pieces.push_back(window_piece(rows, num_outputs, window));
   }
   return pieces;
 }

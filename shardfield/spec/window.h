@@ -63,14 +63,14 @@ struct WindowPiece {
 /// Example: sizes 8, 8, kernel 3, stride 2, pad 1, 8 outputs:
 ///   rank 0: outputs {0, 4}, inputs {0, 8}, pad_lo 1;  rank 1: outputs {4, 8}, inputs {7, 16}.
 /// One row (7) moves.
-[[nodiscard]] std::vector<WindowPiece> plan_window(
-    std::span<const int64_t> sizes, const Window& window, int64_t num_outputs);
+[[nodiscard]] std::vector<WindowPiece> plan_window(std::span<const int64_t> sizes,
+                                                   const Window& window, int64_t num_outputs);
 
 /// Number of outputs of a transposed convolution:
 /// (num_rows - 1)*stride - pad_lo - pad_hi + extent + output_padding.
 /// Example: 4 rows, kernel 3, stride 2, pad 1, output_padding 1 give 8.
-[[nodiscard]] int64_t num_transposed_outputs(
-    int64_t num_rows, const Window& window, int64_t output_padding = 0);
+[[nodiscard]] int64_t num_transposed_outputs(int64_t num_rows, const Window& window,
+                                             int64_t output_padding = 0);
 
 /// What one rank computes and needs in a transposed convolution. The local op without padding
 /// over `inputs` yields rows from inputs.begin*stride - pad_lo(window) on; drop `crop_lo` rows in
@@ -91,8 +91,9 @@ struct TransposedPiece {
 /// Places the outputs of a transposed convolution (Local, pure). Input i reaches outputs
 /// [i*stride - pad_lo, i*stride - pad_lo + extent). floor((extent - 1) / stride) input rows cross
 /// each border of pieces at least that thick; among the borders that reach this the one nearest
-/// to b_r*stride is taken (an upsampling by `stride` keeps its pieces in step), or, if outputs
-/// and inputs do not run in step, the middle of the overlap.
+/// to b_r*stride is taken (an upsampling by `stride` keeps its pieces in step, except where that
+/// costs a row, as in kernel 4, stride 2, pad 1: border 2*b_r + 1), or, if outputs and inputs do
+/// not run in step, the middle of the overlap.
 ///
 /// @param sizes           rows per rank of the input.
 /// @param window          kernel, stride, dilation, padding of the transposed convolution.
@@ -103,7 +104,26 @@ struct TransposedPiece {
 /// Example: sizes 2, 2, kernel 2, stride 2: outputs {0, 4}, {4, 8}, inputs {0, 2}, {2, 4}: no row
 /// moves. Kernel 3, stride 2, pad 1, output_padding 1: outputs {0, 4}, {4, 8}; rank 0 needs
 /// {0, 3}, crops 1 row in front and 2 behind; one row (2) moves.
-[[nodiscard]] std::vector<TransposedPiece> plan_transposed_window(
-    std::span<const int64_t> sizes, const Window& window, int64_t output_padding = 0);
+[[nodiscard]] std::vector<TransposedPiece> plan_transposed_window(std::span<const int64_t> sizes,
+                                                                  const Window& window,
+                                                                  int64_t output_padding = 0);
+
+/// Backward of a window by output gradients: every rank computes the gradient of the rows it owns,
+/// as a transposed window over the output gradients `inputs` that reach them; nothing is added
+/// across ranks (Local, pure). In the pieces, `outputs` are rows and `inputs` are outputs of the
+/// forward window.
+///
+/// Example: sizes 8, 8, kernel 3, stride 2, pad 1, 8 outputs: rank 0 needs output gradients
+/// {0, 5}, rank 1 {4, 8}: one moves.
+[[nodiscard]] std::vector<TransposedPiece> plan_window_gradient(std::span<const int64_t> sizes,
+                                                                const Window& window,
+                                                                int64_t num_outputs);
+
+/// The same for a transposed window: the gradient of the owned rows is a window over the output
+/// gradients `inputs` (Local, pure). `num_outputs` is num_transposed_outputs().
+///
+/// Example: sizes 2, 2, kernel 2, stride 2, 8 outputs: rank 0 needs {0, 4}, rank 1 {4, 8}.
+[[nodiscard]] std::vector<WindowPiece> plan_transposed_window_gradient(
+    std::span<const int64_t> sizes, const Window& window, int64_t num_outputs);
 
 }  // namespace shardfield::spec

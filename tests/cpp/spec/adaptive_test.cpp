@@ -1,11 +1,12 @@
 #include "shardfield/spec/adaptive.h"
 
-#include <gtest/gtest.h>
-
 #include <cmath>
 #include <stdexcept>
 
+#include <gtest/gtest.h>
+
 #include "random_draws.h"
+
 #include "shardfield/spec/rows.h"
 
 namespace shardfield::spec {
@@ -47,8 +48,7 @@ TEST(Adaptive, OutputsArePartitionedAndTheirWindowsNeeded) {
       for (int64_t o = piece.outputs.begin; o < piece.outputs.end; ++o) {
         const double ratio = static_cast<double>(rows) / static_cast<double>(outputs);
         const auto begin = static_cast<int64_t>(std::floor(static_cast<double>(o) * ratio + 1e-9));
-        const auto end =
-            static_cast<int64_t>(std::ceil(static_cast<double>(o + 1) * ratio - 1e-9));
+        const auto end = static_cast<int64_t>(std::ceil(static_cast<double>(o + 1) * ratio - 1e-9));
         all = {std::min(all.begin, begin), std::max(all.end, end)};
       }
       if (!piece.outputs.empty()) {
@@ -70,8 +70,7 @@ TEST(Adaptive, TwoRanksMoveAsFewRowsAsAnyPlacement) {
     int64_t fewest = rows;
     for (int64_t border = 0; border <= outputs; ++border) {
       const int64_t reach = border == 0 ? 0 : adaptive_window(border - 1, rows, outputs).end;
-      const int64_t start =
-          border == outputs ? rows : adaptive_window(border, rows, outputs).begin;
+      const int64_t start = border == outputs ? rows : adaptive_window(border, rows, outputs).begin;
       fewest = std::min(
           fewest, std::max<int64_t>(reach - sizes[0], 0) + std::max<int64_t>(sizes[0] - start, 0));
     }

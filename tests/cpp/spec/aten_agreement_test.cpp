@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "random_draws.h"
+
 #include "shardfield/spec/adaptive.h"
 #include "shardfield/spec/pad.h"
 #include "shardfield/spec/range.h"
@@ -36,8 +37,8 @@ TEST(AgreesWithATen, PoolingCountsInBothModes) {
     window.pad_lo = window.pad_hi = draws.in(0, window.kernel / 2);
     const bool ceil_mode = draws.once_in(2);
     const int64_t rows = draws.in(window.extent(), window.extent() + 12);
-    const at::Tensor pooled = at::max_pool1d(
-        row_numbers(rows), window.kernel, window.stride, window.pad_lo, window.dilation, ceil_mode);
+    const at::Tensor pooled = at::max_pool1d(row_numbers(rows), window.kernel, window.stride,
+                                             window.pad_lo, window.dilation, ceil_mode);
     EXPECT_EQ(num_outputs(rows, window, ceil_mode), pooled.size(2))
         << rows << " rows, kernel " << window.kernel << " stride " << window.stride << " pad "
         << window.pad_lo << " dilation " << window.dilation << " ceil " << ceil_mode;
@@ -54,9 +55,9 @@ TEST(AgreesWithATen, TransposedCounts) {
     if (num_transposed_outputs(rows, window, extra) < 1) {
       continue;
     }
-    const at::Tensor out = at::conv_transpose1d(
-        row_numbers(rows), at::ones({1, 1, window.kernel}, at::kDouble), {}, window.stride,
-        window.pad_lo, extra, 1, window.dilation);
+    const at::Tensor out =
+        at::conv_transpose1d(row_numbers(rows), at::ones({1, 1, window.kernel}, at::kDouble), {},
+                             window.stride, window.pad_lo, extra, 1, window.dilation);
     EXPECT_EQ(num_transposed_outputs(rows, window, extra), out.size(2));
   }
 }

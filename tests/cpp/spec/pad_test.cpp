@@ -1,8 +1,8 @@
 #include "shardfield/spec/pad.h"
 
-#include <gtest/gtest.h>
-
 #include <stdexcept>
+
+#include <gtest/gtest.h>
 
 #include "random_draws.h"
 
@@ -12,8 +12,8 @@ namespace {
 using Sizes = std::vector<int64_t>;
 using Rows = std::vector<int64_t>;
 
-constexpr PadMode kModes[] = {
-    PadMode::kConstant, PadMode::kReflect, PadMode::kReplicate, PadMode::kCircular};
+constexpr PadMode kModes[] = {PadMode::kConstant, PadMode::kReflect, PadMode::kReplicate,
+                              PadMode::kCircular};
 
 /// Row `i` steps outside the rows, on the low or the high side, as the mode's definition says.
 int64_t walk_outwards(const Rows& inner, int64_t i, bool low, PadMode mode) {
@@ -90,9 +90,8 @@ TEST(PlanPad, RandomPaddingsShowTheRightRows) {
       const Rows shown = expand(plan.rows.wanted[rank]);
       EXPECT_EQ(piece.outputs.begin, next);
       next = piece.outputs.end;
-      EXPECT_EQ(
-          piece.zeros_lo + static_cast<int64_t>(shown.size()) + piece.zeros_hi,
-          piece.outputs.size());
+      EXPECT_EQ(piece.zeros_lo + static_cast<int64_t>(shown.size()) + piece.zeros_hi,
+                piece.outputs.size());
       all.insert(all.end(), static_cast<size_t>(piece.zeros_lo), -1);
       all.insert(all.end(), shown.begin(), shown.end());
       all.insert(all.end(), static_cast<size_t>(piece.zeros_hi), -1);

@@ -1,10 +1,11 @@
 #include "shardfield/spec/range.h"
 
-#include <gtest/gtest.h>
-
 #include <stdexcept>
 
+#include <gtest/gtest.h>
+
 #include "random_draws.h"
+
 #include "shardfield/spec/integer.h"
 
 namespace shardfield::spec {

@@ -1,12 +1,13 @@
 #include "shardfield/spec/resample.h"
 
-#include <ATen/ATen.h>
-#include <gtest/gtest.h>
-
 #include <cmath>
 #include <stdexcept>
 
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
 #include "random_draws.h"
+
 #include "shardfield/spec/rows.h"
 
 namespace shardfield::spec {
@@ -22,8 +23,8 @@ struct Case {
 
 std::ostream& operator<<(std::ostream& out, const Case& c) {
   return out << c.rows << " rows to " << c.outputs << " mode " << static_cast<int>(c.options.mode)
-             << " align_corners " << c.options.align_corners << " antialias "
-             << c.options.antialias << " scale " << c.options.scale_factor.value_or(-1) << " float "
+             << " align_corners " << c.options.align_corners << " antialias " << c.options.antialias
+             << " scale " << c.options.scale_factor.value_or(-1) << " float "
              << c.options.single_precision;
 }
 
@@ -80,8 +81,8 @@ at::Tensor unit_signals(const Case& c, int64_t num_dims, bool channels_last) {
   if (!channels_last) {
     return eye.expand(shape).contiguous();
   }
-  return eye.expand(shape).contiguous(
-      num_dims == 2 ? at::MemoryFormat::ChannelsLast : at::MemoryFormat::ChannelsLast3d);
+  return eye.expand(shape).contiguous(num_dims == 2 ? at::MemoryFormat::ChannelsLast
+                                                    : at::MemoryFormat::ChannelsLast3d);
 }
 
 /// (outputs, rows): what ATen makes of the unit signals.
@@ -106,10 +107,10 @@ at::Tensor aten_matrix(const Case& c, int64_t num_dims, bool channels_last) {
   } else if (o.antialias) {
     y = at::_upsample_bilinear2d_aa(x, size, o.align_corners, scale, std::nullopt);
   } else {
-    y = num_dims == 1   ? at::upsample_linear1d(x, size, o.align_corners, scale)
-        : num_dims == 2 ? at::upsample_bilinear2d(x, size, o.align_corners, scale, std::nullopt)
-                        : at::upsample_trilinear3d(
-                              x, size, o.align_corners, scale, std::nullopt, std::nullopt);
+    y = num_dims == 1 ? at::upsample_linear1d(x, size, o.align_corners, scale)
+        : num_dims == 2
+            ? at::upsample_bilinear2d(x, size, o.align_corners, scale, std::nullopt)
+            : at::upsample_trilinear3d(x, size, o.align_corners, scale, std::nullopt, std::nullopt);
   }
   for (int64_t dim = num_dims; dim > 1; --dim) {
     y = y.select(-1, 0);
@@ -141,8 +142,7 @@ TEST(ResampleTaps, FloatNearestIsWhatATenBackwardUses) {
     c.options.mode = draws.once_in(2) ? ResampleMode::kNearest : ResampleMode::kNearestExact;
     c.options.single_precision = false;
     c.options.float_nearest = true;
-    const at::Tensor grad =
-        at::eye(c.outputs, at::TensorOptions().dtype(at::kDouble)).unsqueeze(0);
+    const at::Tensor grad = at::eye(c.outputs, at::TensorOptions().dtype(at::kDouble)).unsqueeze(0);
     const Sizes size{c.outputs};
     const Sizes shape{1, c.outputs, c.rows};
     const auto scale = c.options.scale_factor;

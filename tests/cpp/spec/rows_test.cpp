@@ -1,12 +1,13 @@
 #include "shardfield/spec/rows.h"
 
-#include <gtest/gtest.h>
-
 #include <map>
 #include <set>
 #include <stdexcept>
 
+#include <gtest/gtest.h>
+
 #include "random_draws.h"
+
 #include "shardfield/spec/integer.h"
 
 namespace shardfield::spec {
@@ -136,8 +137,7 @@ TEST(Messages, RandomWantedRowsArriveOnceEach) {
 }
 
 TEST(Messages, RefusesRowsThatDoNotExist) {
-  EXPECT_THROW(
-      (void)plan_messages({{2, 2}, {{{3, 2, 1}}, {}}}, 0), std::invalid_argument);
+  EXPECT_THROW((void)plan_messages({{2, 2}, {{{3, 2, 1}}, {}}}, 0), std::invalid_argument);
   EXPECT_THROW((void)plan_messages({{2, 2}, {{}, {{0, 2, -1}}}}, 0), std::invalid_argument);
   EXPECT_THROW((void)plan_messages({{2, 2}, {{}}}, 0), std::invalid_argument);
   EXPECT_THROW((void)plan_messages({{2, 2}, {{}, {}}}, 2), std::invalid_argument);

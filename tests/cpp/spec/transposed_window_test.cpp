@@ -1,9 +1,10 @@
-#include <gtest/gtest.h>
-
 #include <set>
 #include <utility>
 
+#include <gtest/gtest.h>
+
 #include "random_draws.h"
+
 #include "shardfield/spec/integer.h"
 #include "shardfield/spec/rows.h"
 #include "shardfield/spec/window.h"
@@ -109,9 +110,8 @@ int64_t fewest_over_border(const Case& c, int64_t row) {
   int64_t fewest = c.rows();
   for (int64_t border = 0; border <= c.outputs(); ++border) {
     const int64_t last = border == 0 ? -1 : floor_div(border - 1 + w.pad_lo, w.stride);
-    const int64_t first = border == c.outputs()
-                              ? c.rows()
-                              : ceil_div(border + w.pad_lo - w.extent() + 1, w.stride);
+    const int64_t first =
+        border == c.outputs() ? c.rows() : ceil_div(border + w.pad_lo - w.extent() + 1, w.stride);
     const int64_t right = std::max<int64_t>(std::min(last + 1, c.rows()) - row, 0);
     const int64_t left = std::max<int64_t>(row - std::max<int64_t>(first, 0), 0);
     fewest = std::min(fewest, left + right);
@@ -156,6 +156,58 @@ TEST(PlanTransposedWindow, OutputPaddingBeyondTheLastTapIsZeros) {
   EXPECT_EQ(num_transposed_outputs(3, {.kernel = 1, .stride = 3}, 2), 9);
   EXPECT_EQ(pieces[0], (TransposedPiece{{0, 6}, {0, 2}, 0, 0, 0, 2}));
   EXPECT_EQ(pieces[1], (TransposedPiece{{6, 9}, {2, 3}, 0, 0, 0, 2}));
+}
+
+TEST(PlanWindowGradient, EveryRankGetsAllThatReachesItsRows) {
+  Draws draws;
+  for (int i = 0; i < 1000; ++i) {
+    // The adjoint: rows of the forward window are outputs of the transposed one.
+    const Case c = draw_case(draws, 0, 8);
+    const int64_t num_outputs = draws.in(0, 20);
+    const Case adjoint{{num_outputs}, c.window, 0};
+    const auto pieces = plan_window_gradient(c.sizes, c.window, num_outputs);
+    const auto owned = ranges_of(c.sizes);
+    for (size_t rank = 0; rank < pieces.size(); ++rank) {
+      EXPECT_EQ(pieces[rank].outputs.size(), owned[rank].size());
+      expect_piece_computes_its_outputs(adjoint, pieces[rank]);
+    }
+  }
+}
+
+TEST(PlanWindowGradient, WorkedExamples) {
+  const Sizes sizes{8, 8};
+  const Window strided{.kernel = 3, .stride = 2, .pad_lo = 1, .pad_hi = 1};
+  const auto pieces = plan_window_gradient(sizes, strided, 8);
+  EXPECT_EQ(pieces[0].inputs, (Range{0, 5}));
+  EXPECT_EQ(pieces[1].inputs, (Range{4, 8}));
+  const Sizes halves{2, 2};
+  const auto doubled = plan_transposed_window_gradient(halves, {.kernel = 2, .stride = 2}, 8);
+  EXPECT_EQ(doubled[0], (WindowPiece{{0, 2}, {0, 4}, 0, 0}));
+  EXPECT_EQ(doubled[1], (WindowPiece{{2, 4}, {4, 8}, 0, 0}));
+}
+
+TEST(PlanTransposedWindowGradient, EveryRankGetsTheOutputsOfItsRows) {
+  Draws draws;
+  for (int i = 0; i < 1000; ++i) {
+    const Case c = draw_case(draws, 0, 8);
+    const Range outputs{0, c.outputs()};
+    for (const WindowPiece& piece :
+         plan_transposed_window_gradient(c.sizes, c.window, c.outputs())) {
+      for (int64_t row = piece.outputs.begin; row < piece.outputs.end; ++row) {
+        const int64_t first = row * c.window.stride - c.window.pad_lo;
+        for (int64_t tap = 0; tap < c.window.kernel; ++tap) {
+          const int64_t output = first + tap * c.window.dilation;
+          EXPECT_EQ(piece.inputs.contains(output), outputs.contains(output)) << c;
+          // Place of the tap in the padded local rows.
+          const int64_t local = (row - piece.outputs.begin) * c.window.stride +
+                                tap * c.window.dilation - piece.pad_lo;
+          if (piece.inputs.contains(output)) {
+            EXPECT_EQ(piece.inputs.begin + local, output) << c;
+          }
+        }
+      }
+    }
+  }
 }
 
 }  // namespace

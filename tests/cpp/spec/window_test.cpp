@@ -1,10 +1,11 @@
 #include "shardfield/spec/window.h"
 
-#include <gtest/gtest.h>
-
 #include <stdexcept>
 
+#include <gtest/gtest.h>
+
 #include "random_draws.h"
+
 #include "shardfield/spec/integer.h"
 #include "shardfield/spec/rows.h"
 
@@ -159,17 +160,17 @@ TEST(PlanWindow, MovesAsFewRowsAsAnyPlacement) {
 
 TEST(PlanWindow, MovesTheLimitForUsualLayers) {
   const Sizes even{32, 32, 32};
-  for (const Window& w : std::vector<Window>{
-           {.kernel = 3, .stride = 1, .pad_lo = 1, .pad_hi = 1},
-           {.kernel = 3, .stride = 2, .pad_lo = 1, .pad_hi = 1},
-           {.kernel = 4, .stride = 2, .pad_lo = 1, .pad_hi = 1},
-           {.kernel = 5, .stride = 2, .pad_lo = 2, .pad_hi = 2},
-           {.kernel = 7, .stride = 2, .pad_lo = 3, .pad_hi = 3},
-           {.kernel = 3, .stride = 1, .dilation = 2, .pad_lo = 2, .pad_hi = 2},
-           {.kernel = 3, .stride = 1, .pad_lo = 0, .pad_hi = 0},
-           {.kernel = 2, .stride = 2},
-           {.kernel = 4, .stride = 4},
-           {.kernel = 1, .stride = 2}}) {
+  for (const Window& w :
+       std::vector<Window>{{.kernel = 3, .stride = 1, .pad_lo = 1, .pad_hi = 1},
+                           {.kernel = 3, .stride = 2, .pad_lo = 1, .pad_hi = 1},
+                           {.kernel = 4, .stride = 2, .pad_lo = 1, .pad_hi = 1},
+                           {.kernel = 5, .stride = 2, .pad_lo = 2, .pad_hi = 2},
+                           {.kernel = 7, .stride = 2, .pad_lo = 3, .pad_hi = 3},
+                           {.kernel = 3, .stride = 1, .dilation = 2, .pad_lo = 2, .pad_hi = 2},
+                           {.kernel = 3, .stride = 1, .pad_lo = 0, .pad_hi = 0},
+                           {.kernel = 2, .stride = 2},
+                           {.kernel = 4, .stride = 4},
+                           {.kernel = 1, .stride = 2}}) {
     const Case c{even, w, false};
     EXPECT_EQ(moved(even, plan_window(even, w, c.outputs())), 2 * w.overlap()) << c;
   }
@@ -200,8 +201,7 @@ TEST(PlanWindow, KeepsPiecesOfCausalLayers) {
 
 TEST(PlanWindow, WorkedExamples) {
   const Sizes sizes{8, 8};
-  const auto strided =
-      plan_window(sizes, {.kernel = 3, .stride = 2, .pad_lo = 1, .pad_hi = 1}, 8);
+  const auto strided = plan_window(sizes, {.kernel = 3, .stride = 2, .pad_lo = 1, .pad_hi = 1}, 8);
   EXPECT_EQ(strided[0], (WindowPiece{{0, 4}, {0, 8}, 1, 0}));
   EXPECT_EQ(strided[1], (WindowPiece{{4, 8}, {7, 16}, 0, 0}));
   // Five and five rows, windows of two: the middle window needs a row of the other side.
