@@ -1,9 +1,14 @@
 # Finding libtorch, for this build and (installed beside the package config) for its consumers.
 
-# The first folder among the arguments and the Python interpreter's packages that holds libtorch;
-# empty when there is none. Torch is looked up, not imported: importing it takes seconds.
+# The first folder that holds libtorch among CMAKE_PREFIX_PATH, the arguments and the Python
+# interpreter's packages; empty when there is none. Torch is looked up, not imported: importing it
+# takes seconds.
 function(shardfield_torch_folder out)
-  set(candidates ${ARGN})
+  set(candidates "")
+  foreach(prefix IN LISTS CMAKE_PREFIX_PATH)
+    list(APPEND candidates "${prefix}" "${prefix}/../..") # <torch> or <torch>/share/cmake
+  endforeach()
+  list(APPEND candidates ${ARGN})
   if(Python_EXECUTABLE)
     execute_process(
       COMMAND
@@ -24,8 +29,8 @@ function(shardfield_torch_folder out)
   endforeach()
 endfunction()
 
-# Torch's own package asks for the whole CUDA toolkit when the wheel was built with CUDA. Shardfield
-# compiles no device code, so on a machine with the driver alone the wheel's libraries are enough.
+# Torch's own package asks for a matching CUDA toolkit when the wheel was built with CUDA. Shardfield
+# compiles no device code, so the wheel's libraries are enough, with the driver alone beside them.
 function(shardfield_import_torch_wheel folder)
   file(STRINGS "${folder}/include/torch/headeronly/version.h" lines REGEX "define TORCH_VERSION_M")
   string(REGEX REPLACE ".*MAJOR ([0-9]+).*MINOR ([0-9]+).*" "\\1.\\2" version "${lines}")
@@ -47,13 +52,11 @@ function(shardfield_import_torch_wheel folder)
 endfunction()
 
 # Defines the target `torch` and sets SHARDFIELD_TORCH_LIB_DIR, the folder that holds libtorch.
-# Order: Torch_DIR and CMAKE_PREFIX_PATH, then the folders given, then the interpreter's own torch.
+# Order: Torch_DIR, CMAKE_PREFIX_PATH, then the folders given, then the interpreter's own torch.
 macro(shardfield_find_torch)
   shardfield_torch_folder(_shardfield_torch ${ARGN})
   if(NOT TARGET torch)
-    find_program(SHARDFIELD_NVCC nvcc HINTS ENV CUDA_HOME PATHS /usr/local/cuda PATH_SUFFIXES bin)
-    mark_as_advanced(SHARDFIELD_NVCC)
-    if(NOT Torch_DIR AND NOT SHARDFIELD_NVCC AND EXISTS "${_shardfield_torch}/lib/libtorch_cuda.so")
+    if(NOT Torch_DIR AND EXISTS "${_shardfield_torch}/lib/libtorch_cuda.so")
       shardfield_import_torch_wheel("${_shardfield_torch}")
     else()
       find_package(Torch REQUIRED HINTS "${_shardfield_torch}")
