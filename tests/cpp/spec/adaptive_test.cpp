@@ -5,22 +5,13 @@
 
 #include <gtest/gtest.h>
 
+#include "moved_rows.h"
 #include "random_draws.h"
-
-#include "shardfield/spec/rows.h"
 
 namespace shardfield::spec {
 namespace {
 
 using Sizes = std::vector<int64_t>;
-
-int64_t moved(const Sizes& sizes, const std::vector<MappedPiece>& pieces) {
-  std::vector<Range> needed;
-  for (const MappedPiece& piece : pieces) {
-    needed.push_back(piece.inputs);
-  }
-  return rows_moved(halo_plan(sizes, needed));
-}
 
 TEST(Adaptive, WorkedExample) {
   EXPECT_EQ(adaptive_window(0, 5, 3), (Range{0, 2}));

@@ -6,9 +6,8 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include "moved_rows.h"
 #include "random_draws.h"
-
-#include "shardfield/spec/rows.h"
 
 namespace shardfield::spec {
 namespace {
@@ -199,14 +198,6 @@ TEST(PlanResample, OutputsArePartitionedAndTheirRowsNeeded) {
     }
     EXPECT_EQ(next, c.outputs) << c;
   }
-}
-
-int64_t moved(const Sizes& sizes, const std::vector<MappedPiece>& pieces) {
-  std::vector<Range> needed;
-  for (const MappedPiece& piece : pieces) {
-    needed.push_back(piece.inputs);
-  }
-  return rows_moved(halo_plan(sizes, needed));
 }
 
 TEST(PlanResample, IntegerFactorsKeepPiecesInStep) {

@@ -3,10 +3,10 @@
 
 #include <gtest/gtest.h>
 
+#include "moved_rows.h"
 #include "random_draws.h"
 
 #include "shardfield/spec/integer.h"
-#include "shardfield/spec/rows.h"
 #include "shardfield/spec/window.h"
 
 namespace shardfield::spec {
@@ -40,14 +40,6 @@ Case draw_case(Draws& draws, int64_t smallest, int64_t largest) {
   c.window.pad_lo = c.window.pad_hi = draws.in(0, c.window.extent() + 1);
   c.output_padding = draws.in(0, std::max(c.window.stride, c.window.dilation) - 1);
   return c;
-}
-
-int64_t moved(const Sizes& sizes, const std::vector<TransposedPiece>& pieces) {
-  std::vector<Range> needed;
-  for (const TransposedPiece& piece : pieces) {
-    needed.push_back(piece.inputs);
-  }
-  return rows_moved(halo_plan(sizes, needed));
 }
 
 /// Which (row, tap) pairs add to which output: rows `inputs`, first output at `origin`.

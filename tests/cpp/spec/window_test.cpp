@@ -4,10 +4,10 @@
 
 #include <gtest/gtest.h>
 
+#include "moved_rows.h"
 #include "random_draws.h"
 
 #include "shardfield/spec/integer.h"
-#include "shardfield/spec/rows.h"
 
 namespace shardfield::spec {
 namespace {
@@ -44,18 +44,11 @@ Case draw_case(Draws& draws, int64_t smallest, int64_t largest) {
 
 Sizes output_sizes(const std::vector<WindowPiece>& pieces) {
   Sizes sizes;
+  sizes.reserve(pieces.size());
   for (const WindowPiece& piece : pieces) {
     sizes.push_back(piece.outputs.size());
   }
   return sizes;
-}
-
-int64_t moved(const Sizes& sizes, const std::vector<WindowPiece>& pieces) {
-  std::vector<Range> needed;
-  for (const WindowPiece& piece : pieces) {
-    needed.push_back(piece.inputs);
-  }
-  return rows_moved(halo_plan(sizes, needed));
 }
 
 TEST(Window, CountsOutputsAsPooling) {
