@@ -79,8 +79,7 @@ test-python: $(STAMPS)/installed $(STAMPS)/test-packages $(STAMPS)/demo-packages
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/python
 
 demo: $(STAMPS)/installed $(STAMPS)/demo-packages
-	$(BIN)/python examples/python/brain_unet.py $(DEMO_ARGS)
-	$(BUILD)/examples/cpp/brain_unet $(DEMO_CPP_ARGS)
+	$(BIN)/python examples/python/brain_unet.py --cpp $(BUILD)/examples/cpp/brain_unet $(DEMO_ARGS)
 
 cpp_files = $(shell git ls-files -co --exclude-standard '*.h' '*.cpp' '*.cu' '*.cuh')
 cmake_files = $(shell git ls-files -co --exclude-standard 'CMakeLists.txt' '**/CMakeLists.txt' '*.cmake')

@@ -1,0 +1,1 @@
+"""Parts of the brain U-Net demo: data, model, training, limits, report and plot."""

@@ -1,0 +1,89 @@
+"""The training loop: one for the serial run and for every rank of a sharded one."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from .memory import peak_memory
+from .model import dice_and_cross_entropy
+
+LEARNING_RATE = 0.05
+BETAS = (0.9, 0.95)
+MEASURED_STEP = 1  # The second step: gradients and optimizer state exist by then.
+
+
+@dataclass
+class Run:
+    """What a training run leaves behind on one rank.
+
+    Attributes:
+      losses: loss of every step.
+      seconds: wall time of every step but the measured one.
+      activation_bytes: peak of live allocations over forward, loss and backward of one step.
+      state_bytes: weights, gradients and optimizer state.
+    """
+
+    losses: list[float] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+    activation_bytes: int = 0
+    state_bytes: int = 0
+
+
+def _forward_backward(model: nn.Module, scan: Tensor, labels: Tensor) -> Tensor:
+    loss = dice_and_cross_entropy(model(scan), labels)
+    loss.backward()
+    return loss.detach()
+
+
+def _bytes(tensor: Tensor | None) -> int:
+    return 0 if tensor is None else tensor.numel() * tensor.element_size()
+
+
+def train(
+    model: nn.Module,
+    scan: Tensor,
+    labels: Tensor,
+    steps: int,
+    on_step: Callable[[int, float], None],
+) -> Run:
+    """Train with Adam on one volume.
+
+    Args:
+      model: any module; its parameters are plain tensors, equal on all ranks.
+      scan: ``(1, 1, D, H, W)``, plain or sharded.
+      labels: ``(1, D, H, W)``, int64, plain or sharded alike.
+      steps: number of optimizer steps.
+      on_step: called after each step with its index and loss.
+
+    Returns:
+      Losses, times and memory.
+    """
+    optimizer = torch.optim.Adam(model.parameters(), lr=LEARNING_RATE, betas=BETAS, foreach=False)
+    run = Run()
+    for step in range(steps):
+        # Gradients are kept allocated, so that they count as state and not as activations.
+        optimizer.zero_grad(set_to_none=False)
+        start = time.perf_counter()
+        if step == MEASURED_STEP:
+            with peak_memory() as peak:
+                loss = _forward_backward(model, scan, labels)
+            run.activation_bytes = peak.bytes
+        else:
+            loss = _forward_backward(model, scan, labels)
+        optimizer.step()
+        if step != MEASURED_STEP:
+            run.seconds.append(time.perf_counter() - start)
+        run.losses.append(loss.item())
+        on_step(step, run.losses[-1])
+    for parameter in model.parameters():
+        run.state_bytes += _bytes(parameter) + _bytes(parameter.grad)
+    for state in optimizer.state.values():
+        run.state_bytes += sum(
+            _bytes(value) for value in state.values() if isinstance(value, Tensor)
+        )
+    return run
