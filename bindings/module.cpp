@@ -1,0 +1,8 @@
+#include "bindings/module.h"
+
+PYBIND11_MODULE(_shardfield, m) {
+  m.doc() = "Raw bindings; use the shardfield package.";
+  shardfield::bindings::bind_comm(m);
+  shardfield::bindings::bind_tensor(m);
+  shardfield::bindings::bind_dispatch(m);
+}

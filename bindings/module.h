@@ -1,0 +1,15 @@
+#pragma once
+
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+#include <torch/csrc/utils/pybind.h>
+
+namespace shardfield::bindings {
+
+void bind_comm(pybind11::module_& m);
+void bind_tensor(pybind11::module_& m);
+void bind_dispatch(pybind11::module_& m);
+
+using NoGil = pybind11::call_guard<pybind11::gil_scoped_release>;
+
+}  // namespace shardfield::bindings

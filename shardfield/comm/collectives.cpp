@@ -1,0 +1,184 @@
+#include "shardfield/comm/collectives.h"
+
+#include <ATen/ATen.h>
+
+#include "shardfield/base/error.h"
+#include "shardfield/comm/group_mesh.h"
+#include "shardfield/comm/traffic.h"
+
+namespace shardfield::comm {
+
+namespace {
+
+const char* op_name(const char* otherwise) { return current_op() ? current_op() : otherwise; }
+
+[[noreturn]] void fail(const std::string& context, const char* what) {
+  TORCH_CHECK(false, context, ": a peer failed, left, or made another call (", what,
+              "); see the other ranks' errors for the cause");
+}
+
+void wait_for(const c10::intrusive_ptr<c10d::Work>& work, const std::string& context) {
+  bool done = false;
+  try {
+    done = work->wait();
+  } catch (const std::exception& error) {
+    fail(context, error.what());
+  }
+  if (!done) fail(context, "aborted");
+}
+
+std::string describe(const char* op, const spec::Mesh& mesh) {
+  return std::string(op) + " on rank " + std::to_string(mesh.rank) + " of " + std::to_string(mesh.size());
+}
+
+/// Contiguous, conj and neg bits resolved, complex as real pairs.
+at::Tensor plain_memory(const at::Tensor& value) {
+  at::Tensor out = value.resolve_conj().resolve_neg().contiguous();
+  return out.is_complex() ? at::view_as_real(out) : out;
+}
+
+c10d::ReduceOp::RedOpType op_type(Reduction reduction) {
+  switch (reduction) {
+    case Reduction::kSum: return c10d::ReduceOp::SUM;
+    case Reduction::kProduct: return c10d::ReduceOp::PRODUCT;
+    case Reduction::kMin: return c10d::ReduceOp::MIN;
+    default: return c10d::ReduceOp::MAX;
+  }
+}
+
+void all_reduce_group(at::Tensor& buffer, const spec::Mesh& mesh, const Comm& comm, Reduction reduction) {
+  if (comm.size() == 1) return;
+  const char* op = op_name("all_reduce");
+  c10d::AllreduceOptions options;
+  options.reduceOp = op_type(reduction);
+  std::vector<at::Tensor> buffers{buffer};
+  // A ring sends every byte twice, less the own share.
+  count_message(mesh.context, 2 * buffer.nbytes() * (comm.size() - 1) / comm.size());
+  wait_for(comm.backend(op)->allreduce(buffers, options), describe(op, mesh));
+}
+
+void all_reduce_buffer(at::Tensor& buffer, const spec::Mesh& mesh, const std::vector<int>& axes,
+                       Reduction reduction) {
+  const GroupMesh& groups = groups_of(mesh);
+  int64_t covered = 1;
+  for (int a : axes) covered *= mesh.shape[a];
+  if (covered == mesh.size()) return all_reduce_group(buffer, mesh, groups.whole, reduction);
+  for (int a : axes) all_reduce_group(buffer, mesh, groups.axis[a], reduction);
+}
+
+}  // namespace
+
+at::Tensor all_reduce(const at::Tensor& value, const spec::Mesh& mesh, const std::vector<int>& axes,
+                      Reduction reduction) {
+  const at::NoGradGuard no_grad;
+  SHARDFIELD_CHECK(!value.is_complex() || reduction == Reduction::kSum, op_name("all_reduce"),
+                   "complex values can only be summed over ranks");
+  const auto dtype = value.scalar_type();
+  at::Tensor buffer;
+  if (dtype == at::kBool) {
+    buffer = value.to(at::kByte);
+    if (buffer.is_same(value)) buffer = buffer.clone();
+  } else {
+    buffer = value.detach().clone(at::MemoryFormat::Contiguous).resolve_conj().resolve_neg();
+  }
+  at::Tensor raw = buffer.is_complex() ? at::view_as_real(buffer) : buffer;
+  const bool ordered = reduction == Reduction::kMin || reduction == Reduction::kMax;
+  if (ordered && at::isFloatingType(dtype)) {
+    // Transports keep or lose a NaN depending on which rank holds it: carry it as a flag.
+    at::Tensor nan = at::isnan(raw).to(raw.scalar_type());
+    if (reduction == Reduction::kMin) nan = -nan;
+    at::Tensor packed = at::stack({at::nan_to_num(raw, 0.0, std::numeric_limits<double>::infinity(),
+                                                  -std::numeric_limits<double>::infinity()),
+                                   nan});
+    all_reduce_buffer(packed, mesh, axes, reduction);
+    return packed[0].masked_fill(packed[1] != 0, std::numeric_limits<double>::quiet_NaN());
+  }
+  all_reduce_buffer(raw, mesh, axes, reduction);
+  return dtype == at::kBool ? (buffer != 0) : buffer;
+}
+
+Exchange::Exchange(std::vector<c10::intrusive_ptr<c10d::Work>> work, std::vector<at::Tensor> keep,
+                   std::string context)
+    : work_(std::move(work)), keep_(std::move(keep)), context_(std::move(context)) {}
+
+Exchange::~Exchange() {
+  // Reached with work left only while another error unwinds; buffers must outlive the transfers.
+  for (auto& work : work_) {
+    try {
+      work->wait();
+    } catch (...) {  // NOLINT(bugprone-empty-catch): the first error is already on its way
+    }
+  }
+}
+
+void Exchange::wait() {
+  while (!work_.empty()) {
+    auto work = std::move(work_.back());
+    work_.pop_back();
+    wait_for(work, context_);
+  }
+  keep_.clear();
+}
+
+Exchange start_exchange(const spec::Mesh& mesh, std::vector<Message> sends, std::vector<Message> recvs) {
+  const at::NoGradGuard no_grad;
+  const Comm& comm = groups_of(mesh).whole;
+  const int tag = comm.next_tag();
+  std::erase_if(sends, [](const Message& m) { return m.data.numel() == 0; });
+  std::erase_if(recvs, [](const Message& m) { return m.data.numel() == 0; });
+  if (sends.empty() && recvs.empty()) return {};
+  const char* op = op_name("exchange");
+  auto backend = comm.backend(op);
+  std::vector<c10::intrusive_ptr<c10d::Work>> work;
+  std::vector<at::Tensor> keep;
+  const bool coalesce = backend->supportsCoalescing() && backend->getBackendName() == "nccl";
+  if (coalesce) backend->startCoalescing();
+  for (Message& m : recvs) {
+    SHARDFIELD_CHECK(m.data.is_contiguous(), op, "receive buffers must be contiguous");
+    keep.push_back(m.data.is_complex() ? at::view_as_real(m.data) : m.data);
+    std::vector<at::Tensor> one{keep.back()};
+    auto w = backend->recv(one, m.peer, tag);
+    if (!coalesce) work.push_back(std::move(w));
+  }
+  for (Message& m : sends) {
+    keep.push_back(plain_memory(m.data));
+    count_message(mesh.context, static_cast<int64_t>(keep.back().nbytes()));
+    std::vector<at::Tensor> one{keep.back()};
+    auto w = backend->send(one, m.peer, tag);
+    if (!coalesce) work.push_back(std::move(w));
+  }
+  if (coalesce) work.push_back(backend->endCoalescing());
+  return {std::move(work), std::move(keep), describe(op, mesh)};
+}
+
+void broadcast_(at::Tensor& value, const spec::Mesh& mesh, int source) {
+  const Comm& comm = groups_of(mesh).whole;
+  if (comm.size() == 1) return;
+  const char* op = op_name("broadcast");
+  SHARDFIELD_CHECK(value.is_contiguous(), op, "expected a contiguous tensor");
+  c10d::BroadcastOptions options;
+  options.rootRank = source;
+  std::vector<at::Tensor> one{value.is_complex() ? at::view_as_real(value) : value};
+  if (comm.rank() == source) count_message(mesh.context, static_cast<int64_t>(value.nbytes()));
+  wait_for(comm.backend(op)->broadcast(one, options), describe(op, mesh));
+}
+
+std::vector<std::vector<int64_t>> all_gather_ints(const std::vector<int64_t>& mine,
+                                                  const spec::Mesh& mesh, c10::Device device) {
+  const at::NoGradGuard no_grad;
+  const int n = mesh.size();
+  const auto len = static_cast<int64_t>(mine.size());
+  at::Tensor table = at::zeros({n, len}, at::kLong);
+  table[mesh.rank].copy_(at::tensor(mine, at::kLong));
+  if (n > 1) {
+    at::Tensor buffer = table.to(device);
+    all_reduce_group(buffer, mesh, groups_of(mesh).whole, Reduction::kSum);
+    table = buffer.to(at::kCPU);
+  }
+  std::vector<std::vector<int64_t>> out(n);
+  const int64_t* p = table.const_data_ptr<int64_t>();
+  for (int r = 0; r < n; ++r) out[r].assign(p + r * len, p + (r + 1) * len);
+  return out;
+}
+
+}  // namespace shardfield::comm

@@ -1,0 +1,66 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "shardfield/spec/mesh.h"
+
+namespace shardfield::comm {
+
+/// One process group seen by the library. Holds the group weakly, so a group the user destroys is
+/// gone and a later call is a clear error instead of a hang, and process exit stays clean.
+class Comm {
+ public:
+  Comm() = default;
+  Comm(c10::intrusive_ptr<c10d::Backend> backend, std::string name);
+
+  int rank() const { return rank_; }
+  int size() const { return size_; }
+  const std::string& name() const { return name_; }
+  /// The live group; throws when it has been destroyed.
+  c10::intrusive_ptr<c10d::Backend> backend(const char* op) const;
+  /// Next message tag: equal on all ranks because all make the same calls.
+  int next_tag() const { return static_cast<int>(tag_++ & 0xfffff); }
+
+ private:
+  c10::weak_intrusive_ptr<c10d::Backend> backend_{c10::intrusive_ptr<c10d::Backend>()};
+  std::string name_;
+  int rank_ = 0;
+  int size_ = 1;
+  mutable uint32_t tag_ = 0;
+};
+
+/// A mesh with its groups: one over all its ranks and one along each axis.
+struct GroupMesh final : spec::Mesh {
+  Comm whole;
+  std::vector<Comm> axis;
+};
+
+inline const GroupMesh& groups_of(const spec::Mesh& mesh) {
+  return static_cast<const GroupMesh&>(mesh);
+}
+
+/// Builds (or finds) a mesh. Local.
+/// @param shape        ranks per axis
+/// @param axis_names   one name per axis; may be empty
+/// @param mesh_rank    this rank's row-major number inside the mesh
+/// @param whole        group over all ranks of the mesh, ranks in row-major order
+/// @param axis         one group per axis through this rank, ranks in axis order
+/// @throws c10::Error when group sizes and ranks do not match the shape.
+const spec::Mesh* make_mesh(std::vector<int64_t> shape, std::vector<std::string> axis_names,
+                            int mesh_rank, c10::intrusive_ptr<c10d::Backend> whole,
+                            std::vector<c10::intrusive_ptr<c10d::Backend>> axis);
+
+/// One-axis mesh over a whole group. Local.
+const spec::Mesh* make_mesh(const c10::intrusive_ptr<c10d::Backend>& group);
+
+/// The backend a process group uses for a device.
+c10::intrusive_ptr<c10d::Backend> backend_of(const c10::intrusive_ptr<c10d::ProcessGroup>& group,
+                                             c10::DeviceType device);
+
+}  // namespace shardfield::comm

@@ -1,0 +1,71 @@
+#include "shardfield/comm/in_process.h"
+
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+
+#include <mutex>
+#include <thread>
+
+#include "shardfield/comm/group_mesh.h"
+#include "shardfield/comm/traffic.h"
+
+namespace shardfield::comm {
+
+namespace {
+
+using Backend = c10::intrusive_ptr<c10d::Backend>;
+
+struct Groups {
+  Backend whole;
+  std::vector<Backend> axis;
+};
+
+Groups make_groups(const c10::intrusive_ptr<c10d::Store>& store, const spec::Mesh& place,
+                   std::chrono::milliseconds timeout) {
+  const auto sub_store = [&](const std::string& name) {
+    return c10::make_intrusive<c10d::PrefixStore>(name, store);
+  };
+  Groups groups;
+  groups.whole = make_gloo(sub_store("whole"), place.rank, place.size(), timeout);
+  for (int a = 0; a < place.num_axes(); ++a) {
+    std::vector<int64_t> first = place.coord;
+    first[a] = 0;
+    const std::string name = "axis" + std::to_string(a) + "from" + std::to_string(place.rank_at(first));
+    groups.axis.push_back(make_gloo(sub_store(name), static_cast<int>(place.coord[a]),
+                                    static_cast<int>(place.shape[a]), timeout));
+  }
+  return groups;
+}
+
+}  // namespace
+
+void run_in_process(const std::vector<int64_t>& shape, const std::function<void(const spec::Mesh&)>& body,
+                    std::chrono::milliseconds timeout, const std::vector<std::string>& axis_names) {
+  auto store = c10::make_intrusive<c10d::HashStore>();
+  spec::Mesh places;
+  places.shape = shape;
+  std::mutex mutex;
+  std::string first_error;
+  const auto run_rank = [&](int rank) {
+    set_current_context(new_context());
+    spec::Mesh place;
+    place.shape = shape;
+    place.rank = rank;
+    place.coord = place.coord_of(rank);
+    try {
+      const Groups groups = make_groups(store, place, timeout);
+      const spec::Mesh* mesh = make_mesh(shape, axis_names, rank, groups.whole, groups.axis);
+      body(*mesh);
+    } catch (const std::exception& error) {
+      // Groups are dropped by now: peers waiting for this rank see the connection close.
+      const std::lock_guard<std::mutex> lock(mutex);
+      if (first_error.empty()) first_error = "rank " + std::to_string(rank) + ": " + error.what();
+    }
+  };
+  std::vector<std::thread> threads;
+  for (int r = 0; r < places.size(); ++r) threads.emplace_back(run_rank, r);
+  for (auto& thread : threads) thread.join();
+  if (!first_error.empty()) throw std::runtime_error(first_error);
+}
+
+}  // namespace shardfield::comm

@@ -1,0 +1,346 @@
+#include "shardfield/dispatch/boxed.h"
+
+#include <ATen/ATen.h>
+#include <ATen/ExpandUtils.h>
+
+#include <array>
+
+#include "shardfield/base/error.h"
+#include "shardfield/comm/traffic.h"
+#include "shardfield/dispatch/formula.h"
+#include "shardfield/dispatch/leaf_gradient.h"
+#include "shardfield/tensor/autograd.h"
+
+namespace shardfield::dispatch {
+
+namespace {
+
+using at::Tensor;
+using c10::DispatchKey;
+using c10::DispatchKeySet;
+using spec::Layout;
+using tensor::impl_of;
+using tensor::is_sharded;
+using torch::jit::Stack;
+
+/// The arguments of one boxed call on the stack.
+class Arguments {
+ public:
+  Arguments(const c10::OperatorHandle& op, Stack* stack)
+      : schema_(op.schema()), stack_(stack), count_(schema_.arguments().size()),
+        base_(stack->size() - count_) {}
+
+  size_t size() const { return count_; }
+  c10::IValue& operator[](size_t i) const { return (*stack_)[base_ + i]; }
+  bool is_written(size_t i) const {
+    const auto* alias = schema_.arguments()[i].alias_info();
+    return alias && alias->isWrite();
+  }
+  /// Calls f(tensor) for every defined tensor among the arguments, lists included.
+  template <class F>
+  void for_each_tensor(F&& f) const {
+    for (size_t i = 0; i < count_; ++i) {
+      const c10::IValue& value = (*this)[i];
+      if (value.isTensor()) {
+        if (value.toTensor().defined()) f(i, value.toTensor());
+      } else if (value.isTensorList()) {
+        for (const Tensor& t : value.toTensorVector())
+          if (t.defined()) f(i, t);
+      } else if (value.isList()) {
+        for (const c10::IValue& e : value.toListRef())
+          if (e.isTensor() && e.toTensor().defined()) f(i, e.toTensor());
+      }
+    }
+  }
+  bool writes_plain() const {
+    bool plain = false;
+    for_each_tensor([&](size_t i, const Tensor& t) { plain |= is_written(i) && !is_sharded(t); });
+    return plain;
+  }
+
+ private:
+  const c10::FunctionSchema& schema_;
+  Stack* stack_;
+  size_t count_;
+  size_t base_;
+};
+
+void run_formula(const c10::OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
+  op.redispatchBoxed(formula_keys(keys), stack);
+}
+
+using Nodes = c10::SmallVector<c10::intrusive_ptr<torch::autograd::Node>, 4>;
+
+Nodes prepare_leaves(const Arguments& args) {
+  Nodes nodes;
+  if (!at::GradMode::is_enabled()) return nodes;
+  args.for_each_tensor([&](size_t, const Tensor& t) {
+    if (!is_sharded(t)) return;
+    if (auto node = prepare_leaf(t)) nodes.push_back(std::move(node));
+  });
+  return nodes;
+}
+
+std::vector<int64_t> broadcast_sizes(const std::vector<Tensor>& operands) {
+  std::vector<int64_t> sizes;
+  for (const Tensor& t : operands) sizes = at::infer_size(sizes, t.sizes());
+  return sizes;
+}
+
+/// Tensor operands of an elementwise op that shape the result (not out= arguments).
+std::vector<Tensor> shaping_operands(const c10::OperatorHandle& op, const Arguments& args) {
+  std::vector<Tensor> operands;
+  for (size_t i = 0; i < args.size(); ++i) {
+    const c10::IValue& v = args[i];
+    if (op.schema().arguments()[i].is_out() || !v.isTensor() || !v.toTensor().defined()) continue;
+    operands.push_back(v.toTensor());
+  }
+  return operands;
+}
+
+bool any_grad(const std::vector<Tensor>& operands) {
+  return at::GradMode::is_enabled() && std::any_of(operands.begin(), operands.end(), [](const Tensor& t) {
+           return t.requires_grad();
+         });
+}
+
+}  // namespace
+
+void formula(const c10::OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
+  const Arguments args(op, stack);
+  if (args.writes_plain()) return gather_and_call(op, stack);
+  const Nodes keep = prepare_leaves(args);
+  run_formula(op, keys, stack);
+}
+
+void formula_of_view(const c10::OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
+  const Nodes keep = prepare_leaves(Arguments(op, stack));
+  const ViewReplay replay;
+  run_formula(op, keys, stack);
+}
+
+void formula_of_elementwise(const c10::OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
+  const Arguments args(op, stack);
+  if (args.writes_plain()) return gather_and_call(op, stack);
+  const Nodes keep = prepare_leaves(args);
+  const auto operands = shaping_operands(op, args);
+  if (operands.size() > 1 && any_grad(operands)) {
+    const comm::OpScope scope(op.schema().name().c_str());
+    const auto sizes = broadcast_sizes(operands);
+    const Reference ref = reference_of(operands, sizes);
+    for (size_t i = 0; ref.layout && i < args.size(); ++i) {
+      c10::IValue& v = args[i];
+      if (args.is_written(i) || !v.isTensor() || !v.toTensor().defined()) continue;
+      const Tensor& t = v.toTensor();
+      if (!is_sharded(t) && !t.requires_grad()) continue;
+      v = tensor::redistribute(t, tensor::layout_for_operand(*ref.layout, sizes, t.sizes()));
+    }
+  }
+  run_formula(op, keys, stack);
+}
+
+const Layout* layout_in_result(const Tensor& operand, at::IntArrayRef sizes) {
+  const Layout& layout = tensor::layout_of(operand);
+  const int shift = static_cast<int>(sizes.size() - operand.dim());
+  bool whole = true;
+  for (const spec::Cut& cut : layout.cuts()) whole &= operand.size(cut.dim) == sizes[cut.dim + shift];
+  if (!whole) return nullptr;
+  if (shift == 0) return &layout;
+  std::vector<int> new_dim(operand.dim());
+  for (int d = 0; d < operand.dim(); ++d) new_dim[d] = d + shift;
+  return spec::renumber(layout, new_dim);
+}
+
+Reference reference_of(c10::ArrayRef<Tensor> operands, at::IntArrayRef sizes) {
+  // An operand of the result's own sizes keeps its memory order, so it is asked first.
+  for (const bool full : {true, false}) {
+    for (const Tensor& t : operands) {
+      if (!is_sharded(t) || (t.sizes() == sizes) != full) continue;
+      if (const Layout* layout = layout_in_result(t, sizes)) return {t, layout};
+    }
+  }
+  return {};
+}
+
+c10::SmallVector<int64_t, 5> result_strides(const Tensor& like, at::IntArrayRef sizes) {
+  if (like.sizes() == sizes && like.is_non_overlapping_and_dense()) {
+    return {like.strides().begin(), like.strides().end()};
+  }
+  return tensor::dense_strides(sizes, at::MemoryFormat::Contiguous);
+}
+
+namespace {
+
+/// Puts the pieces of all operands on the stack; returns the layout of the result.
+Reference localize(const c10::OperatorHandle& op, const Arguments& args, const std::vector<int64_t>& sizes,
+                   const std::vector<Tensor>& operands) {
+  Reference ref = reference_of(operands, sizes);
+  for (size_t i = 0; i < args.size(); ++i) {
+    if (args[i].isTensor() && args.is_written(i) && is_sharded(args[i].toTensor()) &&
+        args[i].toTensor().sizes() == at::IntArrayRef(sizes)) {
+      ref = {args[i].toTensor(), &tensor::layout_of(args[i].toTensor())};
+    }
+  }
+  if (!ref.layout) return ref;
+  for (size_t i = 0; i < args.size(); ++i) {
+    c10::IValue& v = args[i];
+    if (!v.isTensor() || !v.toTensor().defined()) continue;
+    const Tensor t = v.toTensor();
+    SHARDFIELD_CHECK(!op.schema().arguments()[i].is_out() || t.sizes() == at::IntArrayRef(sizes),
+                     op.schema().name(), "out= has sizes ", t.sizes(), ", the result has ",
+                     at::IntArrayRef(sizes), "; pass an out of the result's sizes");
+    v = tensor::piece_for(t, *ref.layout, sizes);
+  }
+  return ref;
+}
+
+}  // namespace
+
+void elementwise_kernel(const c10::OperatorHandle& op, Stack* stack) {
+  const comm::OpScope scope(op.schema().name().c_str());
+  const Arguments args(op, stack);
+  if (args.writes_plain()) return gather_and_call(op, stack);
+  const auto operands = shaping_operands(op, args);
+  const auto sizes = broadcast_sizes(operands);
+  std::vector<Tensor> written;
+  for (size_t i = 0; i < args.size(); ++i)
+    if (args[i].isTensor() && args.is_written(i)) written.push_back(args[i].toTensor());
+  const Reference ref = localize(op, args, sizes, operands);
+  if (!ref.layout) return gather_and_call(op, stack);
+  if (comm::is_recording()) comm::count_call(ref.layout->mesh().context);
+  {
+    const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
+    op.callBoxed(stack);
+  }
+  const auto strides = result_strides(ref.tensor, sizes);
+  size_t next_written = 0;
+  for (size_t i = stack->size() - op.schema().returns().size(); i < stack->size(); ++i) {
+    c10::IValue& v = (*stack)[i];
+    if (!v.isTensor()) continue;
+    if (next_written < written.size()) {
+      v = written[next_written++];
+    } else {
+      v = tensor::make_sharded_strided(v.toTensor(), ref.layout, sizes, strides);
+    }
+  }
+}
+
+namespace {
+
+struct Written {
+  Tensor target;  // the sharded argument
+  Tensor full;    // its gathered copy that the plain op wrote
+};
+
+/// Cuts of `layout` that a result of these sizes can keep.
+const Layout* resharded_layout(const Layout& layout, at::IntArrayRef sizes, at::IntArrayRef result) {
+  if (sizes.size() != result.size()) return nullptr;
+  for (const spec::Cut& cut : layout.cuts())
+    if (sizes[cut.dim] != result[cut.dim]) return nullptr;
+  return &layout;
+}
+
+Tensor gathered(const Tensor& t, Tensor& example) {
+  if (!is_sharded(t)) return t;
+  if (!example.defined()) example = t;
+  return tensor::gather(t);
+}
+
+/// Replaces every sharded argument by its gathered value.
+std::vector<Written> gather_arguments(const c10::OperatorHandle& op, const Arguments& args, Tensor& example) {
+  std::vector<Written> written;
+  for (size_t i = 0; i < args.size(); ++i) {
+    c10::IValue& v = args[i];
+    if (v.isTensor() && is_sharded(v.toTensor())) {
+      const Tensor t = v.toTensor();
+      Tensor full = gathered(t, example);
+      if (args.is_written(i)) {
+        full = full.clone();
+        written.push_back({t, full});
+      }
+      v = full;
+    } else if (v.isTensorList()) {
+      auto list = v.toTensorVector();
+      bool any = false;
+      for (Tensor& t : list) {
+        any |= is_sharded(t);
+        t = gathered(t, example);
+      }
+      SHARDFIELD_CHECK(!any || !args.is_written(i), op.schema().name(),
+                       "writes into a list that holds sharded tensors, and has no sharded kernel; pass "
+                       "foreach=False and fused=False, or call it on x.to_local() of each");
+      if (any) v = list;
+    } else if (v.isList()) {
+      auto list = v.toList().copy();
+      bool any = false;
+      for (size_t k = 0; k < list.size(); ++k) {
+        const c10::IValue e = list.get(k);
+        if (!e.isTensor() || !is_sharded(e.toTensor())) continue;
+        list.set(k, gathered(e.toTensor(), example));
+        any = true;
+      }
+      if (any) v = list;
+    }
+  }
+  return written;
+}
+
+Tensor reshard_result(const Tensor& result, const Tensor& example, std::vector<Written>& written) {
+  for (Written& w : written) {
+    if (!result.is_same(w.full)) continue;
+    return w.target;
+  }
+  const Layout& layout = tensor::layout_of(example);
+  if (result.dim() == 0) return result;
+  return tensor::scatter_like(result, resharded_layout(layout, example.sizes(), result.sizes()));
+}
+
+void refuse_views(const c10::OperatorHandle& op) {
+  const auto& returns = op.schema().returns();
+  const bool view = !returns.empty() && returns[0].alias_info() && !returns[0].alias_info()->isWrite();
+  SHARDFIELD_CHECK(!view, op.schema().name(),
+                   "this view has no sharded form, and a gathered copy would lose writes; use "
+                   "x.full_tensor() first if a copy is meant");
+}
+
+}  // namespace
+
+void gather_and_call(const c10::OperatorHandle& op, Stack* stack) {
+  const std::string& name = op.schema().name();
+  const comm::OpScope scope(name.c_str());
+  refuse_views(op);
+  const Arguments args(op, stack);
+  Tensor example;
+  args.for_each_tensor([&](size_t, const Tensor& t) {
+    if (!example.defined() && is_sharded(t)) example = t;
+  });
+  if (example.defined()) report_fallback(name, example);
+  std::vector<Written> written = gather_arguments(op, args, example);
+  op.callBoxed(stack);
+  if (!example.defined()) return;
+  for (Written& w : written) {
+    SHARDFIELD_CHECK(w.full.sizes() == w.target.sizes(), name, "would resize a sharded tensor from ",
+                     w.target.sizes(), " to ", w.full.sizes(), "; allocate a new one");
+    w.target.copy_(tensor::scatter_like(w.full, &tensor::layout_of(w.target)));
+  }
+  for (size_t i = stack->size() - op.schema().returns().size(); i < stack->size(); ++i) {
+    c10::IValue& v = (*stack)[i];
+    if (v.isTensor() && v.toTensor().defined()) {
+      v = reshard_result(v.toTensor(), example, written);
+    } else if (v.isTensorList()) {
+      auto list = v.toTensorVector();
+      for (Tensor& t : list) t = reshard_result(t, example, written);
+      v = list;
+    }
+  }
+}
+
+void unknown_op(const c10::OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
+  if (op.hasKernelForDispatchKey(DispatchKey::PrivateUse3)) {
+    op.redispatchBoxed(keys - DispatchKeySet(DispatchKey::AutogradFunctionality), stack);
+    return;
+  }
+  gather_and_call(op, stack);
+}
+
+}  // namespace shardfield::dispatch

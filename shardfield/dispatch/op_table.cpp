@@ -1,0 +1,128 @@
+#include "shardfield/dispatch/op_table.h"
+
+#include <ATen/core/dispatch/Dispatcher.h>
+
+#include "shardfield/dispatch/boxed.h"
+
+namespace shardfield::dispatch {
+
+namespace {
+
+using c10::DispatchKey;
+
+using Registration = void (*)(OpTable&);
+
+std::vector<Registration>& registrations() {
+  static auto* list = new std::vector<Registration>();
+  return *list;
+}
+
+torch::Library make_library(const char* ns, DispatchKey key) {
+  return {torch::Library::IMPL, ns, key, __FILE__, __LINE__};
+}
+
+/// Bookkeeping ops whose autograd kernels are right for a ShardTensor as they are.
+bool is_bookkeeping(const std::string& name) {
+  static const std::set<std::string> names = {
+      "aten::detach",          "aten::detach_",        "aten::_backward",      "aten::set_data",
+      "aten::requires_grad_",  "aten::_fw_primal",     "aten::_make_dual",     "aten::_unpack_dual",
+      "aten::is_leaf",         "aten::output_nr",      "aten::_version",       "aten::retain_grad",
+      "aten::retains_grad",    "aten::data",           "aten::record_stream",  "aten::storage_offset",
+      "aten::size",            "aten::rename_",        "aten::is_same_size",   "aten::_has_same_storage_numel",
+      "aten::_new_zeros_with_same_feature_meta"};
+  return names.contains(name);
+}
+
+/// Ops of PyTorch that only allocate or loop through ops we have kernels for.
+bool decomposes_well(const std::string& name) {
+  static const std::set<std::string> names = {
+      "aten::zeros_like", "aten::ones_like", "aten::full_like", "aten::new_full", "aten::new_ones",
+      "aten::new_zeros"};
+  return names.contains(name);
+}
+
+bool returns_view(const c10::FunctionSchema& schema) {
+  return !schema.returns().empty() && schema.returns()[0].alias_info() &&
+         !schema.returns()[0].alias_info()->isWrite();
+}
+
+bool is_elementwise(const c10::OperatorHandle& op) {
+  static const std::set<std::string> not_really = {"aten::equal", "aten::native_dropout",
+                                                   "aten::native_dropout_backward"};
+  return op.hasTag(at::Tag::pointwise) && !op.hasTag(at::Tag::nondeterministic_seeded) &&
+         !not_really.contains(op.operator_name().name);
+}
+
+}  // namespace
+
+OpRegistration::OpRegistration(Registration registration) { registrations().push_back(registration); }
+
+OpTable::OpTable()
+    : autograd_(make_library("aten", DispatchKey::AutogradPrivateUse3)),
+      backend_(make_library("aten", DispatchKey::PrivateUse3)),
+      autograd_fallback_(make_library("_", DispatchKey::AutogradPrivateUse3)),
+      backend_fallback_(make_library("_", DispatchKey::PrivateUse3)) {
+  autograd_fallback_.fallback(torch::CppFunction::makeFromBoxedFunction<&unknown_op>());
+  backend_fallback_.fallback(torch::CppFunction::makeFromBoxedFunction<&gather_and_call>());
+}
+
+void OpTable::add_formula(const char* name, Kind kind) {
+  if (is_bookkeeping(name) || own_autograd_.contains(name)) return;
+  const auto parsed = torch::jit::parseName(name);
+  const auto op = c10::Dispatcher::singleton().findSchema(parsed);
+  TORCH_CHECK(op, "shardfield: this libtorch has no op ", name);
+  if (!op->hasKernelForDispatchKey(DispatchKey::Autograd)) return;
+  switch (kind) {
+    case Kind::kView:
+      autograd_.impl(name, torch::CppFunction::makeFromBoxedFunction<&formula_of_view>());
+      break;
+    case Kind::kElementwise:
+      autograd_.impl(name, torch::CppFunction::makeFromBoxedFunction<&formula_of_elementwise>());
+      break;
+    case Kind::kBackend:
+      autograd_.impl(name, torch::CppFunction::makeFromBoxedFunction<&formula>());
+      break;
+  }
+}
+
+void OpTable::fill_defaults() {
+  auto& dispatcher = c10::Dispatcher::singleton();
+  for (const auto& op_name : dispatcher.getAllOpNames()) {
+    if (op_name.name.rfind("aten::", 0) != 0) continue;
+    const std::string name = c10::toString(op_name);
+    if (own_.contains(name)) continue;
+    const auto op = dispatcher.findSchema(op_name);
+    if (!op || op->hasKernelForDispatchKey(DispatchKey::CompositeImplicitAutograd)) continue;
+    const bool elementwise = is_elementwise(*op);
+    const bool has_default = op->hasKernelForDispatchKey(DispatchKey::CompositeExplicitAutogradNonFunctional) ||
+                             op->hasKernelForDispatchKey(DispatchKey::CompositeExplicitAutograd);
+    if (elementwise) {
+      backend_.impl(name.c_str(), torch::CppFunction::makeFromBoxedFunction<&elementwise_kernel>());
+    } else if (has_default && !decomposes_well(name) && !is_bookkeeping(name)) {
+      backend_.impl(name.c_str(), torch::CppFunction::makeFromBoxedFunction<&gather_and_call>());
+    }
+    if (!op->hasKernelForDispatchKey(DispatchKey::Autograd) || is_bookkeeping(name)) continue;
+    if (own_autograd_.contains(name)) continue;
+    if (elementwise) {
+      autograd_.impl(name.c_str(), torch::CppFunction::makeFromBoxedFunction<&formula_of_elementwise>());
+    } else if (decomposes_well(name)) {
+      autograd_.impl(name.c_str(), torch::CppFunction::makeFromBoxedFunction<&formula>());
+    } else {
+      autograd_.impl(name.c_str(), torch::CppFunction::makeFromBoxedFunction<&gather_and_call>());
+    }
+  }
+}
+
+namespace {
+
+/// Kernels are in place as soon as the library is loaded, and stay for the life of the process.
+const bool installed = [] {
+  auto* table = new OpTable();
+  for (Registration registration : registrations()) registration(*table);
+  table->fill_defaults();
+  return true;
+}();
+
+}  // namespace
+
+}  // namespace shardfield::dispatch

@@ -1,0 +1,104 @@
+#pragma once
+
+#include <torch/library.h>
+
+#include <memory>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "shardfield/comm/traffic.h"
+
+namespace shardfield::dispatch {
+
+/// What an op file tells the dispatcher about its ops. Two keys matter: AutogradPrivateUse3, above
+/// autograd, and PrivateUse3, the backend below it (the only one reached in inference mode).
+class OpTable {
+ public:
+  OpTable();
+
+  /// An op written above autograd out of differentiable parts: one function at both keys.
+  template <class F>
+  void composed(const char* name, F function) {
+    own_.insert(name);
+    autograd_.impl(name, scoped(name, function));
+    backend_.impl(name, scoped(name, function));
+  }
+
+  /// A kernel on pieces below PyTorch's own derivative formula. Plain operands that need a gradient
+  /// and other layouts are aligned above autograd first when `aligns_operands`.
+  template <class F>
+  void backend(const char* name, F function) {
+    own_.insert(name);
+    backend_.impl(name, scoped(name, function));
+    add_formula(name, Kind::kBackend);
+  }
+
+  /// As backend, for elementwise ops with a hand-written kernel: operands are brought to one layout
+  /// above autograd.
+  template <class F>
+  void elementwise(const char* name, F function) {
+    own_.insert(name);
+    backend_.impl(name, scoped(name, function));
+    add_formula(name, Kind::kElementwise);
+  }
+
+  /// A view: kernel on pieces, formula above it with view replay (in-place on views needs it).
+  template <class F>
+  void view(const char* name, F function) {
+    own_.insert(name);
+    backend_.impl(name, torch::CppFunction(function));
+    add_formula(name, Kind::kView);
+  }
+
+  /// Only above autograd; the backend kernel is left to the default rules.
+  template <class F>
+  void above_autograd(const char* name, F function) {
+    own_autograd_.insert(name);
+    autograd_.impl(name, scoped(name, function));
+  }
+
+  /// Leaves the op to PyTorch's own decomposition into ops we know.
+  void decomposed(const char* name) { own_.insert(name); }
+
+  /// Gives every op that no file claimed its default: elementwise by tag, else the gathering
+  /// fallback.
+  void fill_defaults();
+
+ private:
+  enum class Kind { kBackend, kElementwise, kView };
+
+  template <class F>
+  static torch::CppFunction scoped(const char* name, F) {
+    return scoped_impl<F>(name, static_cast<typename F::FuncType*>(nullptr));
+  }
+  template <class F, class R, class... A>
+  static torch::CppFunction scoped_impl(const char* name, R (*)(A...)) {
+    return torch::CppFunction([name](A... args) -> R {
+      const comm::OpScope scope(name);
+      return (*F::func_ptr())(std::forward<A>(args)...);
+    });
+  }
+  void add_formula(const char* name, Kind kind);
+
+  torch::Library autograd_;
+  torch::Library backend_;
+  torch::Library autograd_fallback_;
+  torch::Library backend_fallback_;
+  std::set<std::string> own_, own_autograd_;
+};
+
+/// Adds an op file's block. These objects are made before the one that installs all kernels when
+/// the library is loaded (see init_priority in the macro).
+struct OpRegistration {
+  explicit OpRegistration(void (*registration)(OpTable&));
+};
+
+/// Opens the registration block of an op file: SHARDFIELD_OPS(conv) { table.composed(...); }
+#define SHARDFIELD_OPS(family)                                                              \
+  static void register_##family(::shardfield::dispatch::OpTable& table);                    \
+  [[gnu::init_priority(1000)]] static const ::shardfield::dispatch::OpRegistration          \
+      registered_##family(&register_##family);                                              \
+  static void register_##family(::shardfield::dispatch::OpTable& table)
+
+}  // namespace shardfield::dispatch

@@ -1,0 +1,31 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/util/OptionalArrayRef.h>
+
+#include "shardfield/spec/layout.h"
+
+namespace shardfield::ops {
+
+/// A reduction of a sharded tensor over some dims: which dims, which mesh axes take part, and what
+/// layout and sizes the result has.
+struct ReducedDims {
+  /// @param dims  empty or absent means all dims, as in PyTorch.
+  ReducedDims(const at::Tensor& x, at::OptionalIntArrayRef dims, bool keepdim);
+
+  std::vector<int64_t> dims;         ///< wrapped, ascending
+  std::vector<int> axes;             ///< mesh axes of the cuts that are reduced away
+  const spec::Layout* source;        ///< layout of the input
+  const spec::Layout* layout;        ///< layout of the result; nullptr when plain
+  std::vector<int64_t> sizes;        ///< global sizes of the result
+
+  bool crosses_ranks() const { return !axes.empty(); }
+  /// Elements of the input that go into one result element, over all ranks.
+  int64_t count(const at::Tensor& x) const;
+  /// Wraps a result that needs nothing more from other ranks. Differentiable.
+  at::Tensor finish(const at::Tensor& partial) const;
+  /// Sums the ranks' partial results over `axes`, then finish. Collective over those axes.
+  at::Tensor finish_sum(const at::Tensor& partial) const;
+};
+
+}  // namespace shardfield::ops

@@ -1,0 +1,230 @@
+#include "shardfield/tensor/autograd.h"
+
+#include <ATen/ATen.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include "shardfield/base/error.h"
+#include "shardfield/comm/backward_scope.h"
+#include "shardfield/comm/traffic.h"
+#include "shardfield/tensor/redistribute.h"
+
+namespace shardfield::tensor {
+
+namespace {
+
+using at::Tensor;
+using spec::Layout;
+using torch::autograd::AutogradContext;
+using torch::autograd::Function;
+using torch::autograd::variable_list;
+
+int64_t as_int(const void* p) { return reinterpret_cast<int64_t>(p); }
+const Layout* as_layout(const c10::IValue& v) { return reinterpret_cast<const Layout*>(v.toInt()); }
+
+/// An output of Function::forward must be a fresh tensor object.
+Tensor fresh(const Tensor& t) { return t.detach(); }
+
+struct LocalFn : Function<LocalFn> {
+  static Tensor forward(AutogradContext* ctx, const Tensor& x) {
+    ctx->saved_data["layout"] = as_int(&layout_of(x));
+    ctx->saved_data["sizes"] = x.sizes().vec();
+    ctx->saved_data["format"] = static_cast<int64_t>(x.suggest_memory_format());
+    comm::remember_scope(ctx);
+    return fresh(piece_of(x));
+  }
+  static variable_list backward(AutogradContext* ctx, variable_list grads) {
+    const comm::BackwardScope scope(ctx);
+    return {wrap(grads[0], as_layout(ctx->saved_data["layout"]), ctx->saved_data["sizes"].toIntVector(),
+                 static_cast<at::MemoryFormat>(ctx->saved_data["format"].toInt()))};
+  }
+};
+
+struct WrapFn : Function<WrapFn> {
+  static Tensor forward(AutogradContext* ctx, const Tensor& piece, int64_t layout, at::IntArrayRef sizes,
+                        int64_t format) {
+    ctx->saved_data["layout"] = layout;
+    comm::remember_scope(ctx);
+    return make_sharded(fresh(piece), reinterpret_cast<const Layout*>(layout), sizes,
+                        static_cast<at::MemoryFormat>(format));
+  }
+  static variable_list backward(AutogradContext* ctx, variable_list grads) {
+    const comm::BackwardScope scope(ctx);
+    return {local(redistribute(grads[0], as_layout(ctx->saved_data["layout"]))), {}, {}, {}};
+  }
+};
+
+Tensor sum_over(const Tensor& value, const spec::Mesh& mesh, const std::vector<int64_t>& axes) {
+  return reduce_sum(value, mesh, std::vector<int>(axes.begin(), axes.end()));
+}
+
+struct EnterFn : Function<EnterFn> {
+  static Tensor forward(AutogradContext* ctx, const Tensor& plain, int64_t mesh,
+                        const std::vector<int64_t>& axes) {
+    ctx->saved_data["mesh"] = mesh;
+    ctx->saved_data["axes"] = axes;
+    comm::remember_scope(ctx);
+    return fresh(plain);
+  }
+  static variable_list backward(AutogradContext* ctx, variable_list grads) {
+    const comm::BackwardScope scope(ctx);
+    const auto* mesh = reinterpret_cast<const spec::Mesh*>(ctx->saved_data["mesh"].toInt());
+    return {sum_over(grads[0], *mesh, ctx->saved_data["axes"].toIntVector()), {}, {}};
+  }
+};
+
+struct ReduceSumFn : Function<ReduceSumFn> {
+  static Tensor forward(AutogradContext* ctx, const Tensor& partial, int64_t mesh,
+                        const std::vector<int64_t>& axes) {
+    ctx->saved_data["mesh"] = mesh;
+    ctx->saved_data["axes"] = axes;
+    comm::remember_scope(ctx);
+    return comm::all_reduce(partial, *reinterpret_cast<const spec::Mesh*>(mesh),
+                            std::vector<int>(axes.begin(), axes.end()));
+  }
+  static variable_list backward(AutogradContext* ctx, variable_list grads) {
+    Tensor grad = grads[0];
+    if (records_grad(grad)) {
+      grad = EnterFn::apply(grad, ctx->saved_data["mesh"].toInt(), ctx->saved_data["axes"].toIntVector());
+    }
+    return {grad, {}, {}};
+  }
+};
+
+struct GatherFn : Function<GatherFn> {
+  static Tensor forward(AutogradContext* ctx, const Tensor& x) {
+    ctx->saved_data["layout"] = as_int(&layout_of(x));
+    comm::remember_scope(ctx);
+    return redistribute_piece(piece_of(x), &layout_of(x), nullptr, x.sizes());
+  }
+  static variable_list backward(AutogradContext* ctx, variable_list grads) {
+    const comm::BackwardScope scope(ctx);
+    return {redistribute(grads[0], as_layout(ctx->saved_data["layout"]))};
+  }
+};
+
+struct ScatterFn : Function<ScatterFn> {
+  static Tensor forward(AutogradContext* ctx, const Tensor& plain, int64_t layout) {
+    comm::remember_scope(ctx);
+    const auto* to = reinterpret_cast<const Layout*>(layout);
+    return make_sharded(redistribute_piece(plain, nullptr, to, plain.sizes()), to, plain.sizes());
+  }
+  static variable_list backward(AutogradContext* ctx, variable_list grads) {
+    const comm::BackwardScope scope(ctx);
+    return {gather(grads[0]), {}};
+  }
+};
+
+struct MoveFn : Function<MoveFn> {
+  static Tensor forward(AutogradContext* ctx, const Tensor& x, int64_t layout) {
+    ctx->saved_data["layout"] = as_int(&layout_of(x));
+    comm::remember_scope(ctx);
+    const auto* to = reinterpret_cast<const Layout*>(layout);
+    return make_sharded(redistribute_piece(piece_of(x), &layout_of(x), to, x.sizes()), to, x.sizes());
+  }
+  static variable_list backward(AutogradContext* ctx, variable_list grads) {
+    const comm::BackwardScope scope(ctx);
+    return {redistribute(grads[0], as_layout(ctx->saved_data["layout"])), {}};
+  }
+};
+
+/// A forward-mode tangent would be dropped without a word by the nodes above.
+void refuse_tangent(const Tensor& t, const char* op) {
+  SHARDFIELD_CHECK(!t._fw_grad(0).defined(), op,
+                   "forward-mode derivatives (jvp, make_dual) are not available for this op on sharded "
+                   "tensors; use reverse mode (torch.autograd.grad, torch.func.vjp)");
+}
+
+}  // namespace
+
+Tensor local(const Tensor& x) {
+  TORCH_INTERNAL_ASSERT(is_sharded(x));
+  if (records_grad(x)) {
+    refuse_tangent(x, "to_local");
+    return LocalFn::apply(x);
+  }
+  return fresh(piece_of(x));
+}
+
+Tensor wrap(const Tensor& piece, const Layout* layout, at::IntArrayRef sizes, at::MemoryFormat format) {
+  if (!layout) return piece;
+  if (records_grad(piece)) return WrapFn::apply(piece, as_int(layout), sizes, static_cast<int64_t>(format));
+  return make_sharded(piece, layout, sizes, format);
+}
+
+Tensor enter(const Tensor& plain, const Layout& layout) {
+  if (!records_grad(plain)) return plain;
+  refuse_tangent(plain, "enter");
+  const std::vector<int64_t> axes(layout.axes().begin(), layout.axes().end());
+  return EnterFn::apply(plain, as_int(&layout.mesh()), axes);
+}
+
+std::optional<Tensor> enter(const std::optional<Tensor>& plain, const Layout& layout) {
+  if (!plain.has_value() || !plain->defined()) return plain;
+  return enter(*plain, layout);
+}
+
+Tensor reduce_sum(const Tensor& partial, const spec::Mesh& mesh, const std::vector<int>& axes) {
+  if (records_grad(partial)) {
+    return ReduceSumFn::apply(partial, as_int(&mesh), std::vector<int64_t>(axes.begin(), axes.end()));
+  }
+  return comm::all_reduce(partial, mesh, axes);
+}
+
+Tensor reduce_sum(const Tensor& partial, const Layout& layout) {
+  return reduce_sum(partial, layout.mesh(), layout.axes());
+}
+
+Tensor gather(const Tensor& x) {
+  if (!is_sharded(x)) return x;
+  if (records_grad(x)) {
+    refuse_tangent(x, "full_tensor");
+    return GatherFn::apply(x);
+  }
+  return redistribute_piece(piece_of(x), &layout_of(x), nullptr, x.sizes());
+}
+
+Tensor scatter_like(const Tensor& plain, const Layout* layout) {
+  if (!layout) return plain;
+  if (records_grad(plain)) return ScatterFn::apply(plain, as_int(layout));
+  return make_sharded(redistribute_piece(plain, nullptr, layout, plain.sizes()), layout, plain.sizes());
+}
+
+Tensor redistribute(const Tensor& x, const Layout* layout) {
+  if (!x.defined()) return x;
+  if (!is_sharded(x)) return scatter_like(x, layout);
+  if (!layout) return gather(x);
+  const Layout* from = &layout_of(x);
+  if (from == layout) return x;
+  SHARDFIELD_CHECK(&from->mesh() == &layout->mesh(), comm::current_op() ? comm::current_op() : "redistribute",
+                   "tensors of two meshes in one call: ", describe(x), " and ", layout->to_string(),
+                   " on rank ", from->mesh().rank,
+                   "; bring them to one mesh with full_tensor() and shard_tensor()");
+  if (records_grad(x)) return MoveFn::apply(x, as_int(layout));
+  return make_sharded(redistribute_piece(piece_of(x), from, layout, x.sizes()), layout, x.sizes());
+}
+
+const Layout* layout_for_operand(const Layout& layout, at::IntArrayRef sizes, at::IntArrayRef operand_sizes) {
+  const int shift = static_cast<int>(sizes.size()) - static_cast<int>(operand_sizes.size());
+  if (shift == 0 && sizes == operand_sizes) return &layout;
+  std::vector<int> new_dim(sizes.size(), -1);
+  for (int d = std::max(shift, 0); d < static_cast<int>(sizes.size()); ++d)
+    if (operand_sizes[d - shift] == sizes[d]) new_dim[d] = d - shift;
+  return spec::renumber(layout, new_dim);
+}
+
+Tensor piece_for(const Tensor& t, const Layout& layout, at::IntArrayRef sizes) {
+  if (!t.defined()) return t;
+  if (is_sharded(t) && &layout_of(t) == &layout && t.sizes() == sizes) return local(t);
+  const Layout* own = layout_for_operand(layout, sizes, t.sizes());
+  if (!is_sharded(t) && !records_grad(t)) return own ? slice_piece(t, *own) : t;
+  Tensor moved = redistribute(t, own);
+  // Axes of `layout` that the operand is not cut along see it as replicated.
+  std::vector<int64_t> axes;
+  for (int a : layout.axes())
+    if (!own || !std::binary_search(own->axes().begin(), own->axes().end(), a)) axes.push_back(a);
+  Tensor piece = own ? local(moved) : moved;
+  if (axes.empty() || !records_grad(piece)) return piece;
+  return EnterFn::apply(piece, as_int(&layout.mesh()), axes);
+}
+
+}  // namespace shardfield::tensor
