@@ -3,6 +3,7 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 
 #include "shardfield/dispatch/boxed.h"
+#include "shardfield/dispatch/elementwise.h"
 
 namespace shardfield::dispatch {
 
@@ -96,13 +97,14 @@ void OpTable::fill_defaults() {
     const bool elementwise = is_elementwise(*op);
     const bool has_default = op->hasKernelForDispatchKey(DispatchKey::CompositeExplicitAutogradNonFunctional) ||
                              op->hasKernelForDispatchKey(DispatchKey::CompositeExplicitAutograd);
+    const bool formula_above = op->hasKernelForDispatchKey(DispatchKey::Autograd) && !own_autograd_.contains(name);
+    if (elementwise && register_unboxed(*op, name.c_str(), backend_, autograd_, formula_above)) continue;
     if (elementwise) {
       backend_.impl(name.c_str(), torch::CppFunction::makeFromBoxedFunction<&elementwise_kernel>());
     } else if (has_default && !decomposes_well(name) && !is_bookkeeping(name)) {
       backend_.impl(name.c_str(), torch::CppFunction::makeFromBoxedFunction<&gather_and_call>());
     }
-    if (!op->hasKernelForDispatchKey(DispatchKey::Autograd) || is_bookkeeping(name)) continue;
-    if (own_autograd_.contains(name)) continue;
+    if (!formula_above || is_bookkeeping(name)) continue;
     if (elementwise) {
       autograd_.impl(name.c_str(), torch::CppFunction::makeFromBoxedFunction<&formula_of_elementwise>());
     } else if (decomposes_well(name)) {
