@@ -1,7 +1,7 @@
 # Set-up, tests, demo and checks on a bare Debian or Ubuntu machine. Everything lands in .venv, build
 # and out. Targets may be called again at any time: only what changed is done again.
 #
-#   make demo    set-up, then train a 3-D U-Net domain-parallel on a brain scan
+#   make demo    set-up, then train a 3-D U-Net domain-parallel on a brain scan; DEMO_ARGS=--full
 #   make test    set-up, then every test
 #   make build   the set-up alone: .venv/bin/python can import shardfield
 #   make lint    formatters, linters, layer and size checks       make tidy   clang-tidy, slow
@@ -29,7 +29,7 @@ export SHARDFIELD_BUILD_BENCHMARKS = ON
 sources = $(shell find CMakeLists.txt cmake shardfield bindings python tests/cpp examples/cpp \
   benchmarks pyproject.toml -type f -not -name '*.pyc' 2>/dev/null)
 
-.PHONY: build test test-cpp test-python demo lint lint-tools tidy bench clean
+.PHONY: build test test-cpp test-python demo lint lint-tools tidy format bench clean
 build: $(STAMPS)/installed
 
 $(STAMPS)/system: tools/install_system_packages.sh
