@@ -87,13 +87,13 @@ cmake_files = $(shell git ls-files -co --exclude-standard 'CMakeLists.txt' '**/C
 lint-tools: $(STAMPS)/lint-packages
 
 lint: $(STAMPS)/lint-packages
-	python3 tools/check_layers.py
-	python3 tools/check_sizes.py
-	$(BIN)/clang-format --dry-run -Werror $(cpp_files)
-	$(BIN)/gersemi --check $(cmake_files)
-	$(BIN)/ruff format --check .
-	$(BIN)/ruff check .
-	$(BIN)/mypy
+	@python3 tools/check_layers.py
+	@python3 tools/check_sizes.py
+	@$(BIN)/clang-format --dry-run -Werror $(cpp_files) && echo "clang-format: clean"
+	@$(BIN)/gersemi --check $(cmake_files) && echo "gersemi: clean"
+	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check .
+	@$(BIN)/mypy
 
 # Files to check: TIDY_FILES="shardfield/ops/conv.cpp ..." or every file of the core.
 TIDY_FILES ?= $(shell git ls-files 'shardfield/*.cpp')
@@ -101,10 +101,10 @@ tidy: $(STAMPS)/lint-packages $(STAMPS)/installed
 	$(BIN)/python tools/run_clang_tidy.py --build $(BUILD) --jobs $(JOBS) $(TIDY_FILES)
 
 format: $(STAMPS)/lint-packages
-	$(BIN)/clang-format -i $(cpp_files)
-	$(BIN)/gersemi -i $(cmake_files)
-	$(BIN)/ruff format .
-	$(BIN)/ruff check --fix .
+	@$(BIN)/clang-format -i $(cpp_files)
+	@$(BIN)/gersemi -i $(cmake_files)
+	@$(BIN)/ruff format .
+	@$(BIN)/ruff check --fix .
 
 bench: $(STAMPS)/installed
 	$(BIN)/python -m shardfield bench

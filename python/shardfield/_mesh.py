@@ -30,13 +30,20 @@ def _whole_group(mesh: DeviceMesh) -> dist.ProcessGroup:
 
 def core_mesh(mesh: DeviceMesh) -> Any:
     """The library's mesh for a DeviceMesh; made at first use (collective then for submeshes of
-    several axes, which need a group of their own)."""
+    several axes, which need a group of their own).
+    """
     if not isinstance(mesh, DeviceMesh):
         raise TypeError(f"mesh: expected a torch DeviceMesh, got {type(mesh).__name__}")
     groups = [mesh.get_group(a) for a in range(mesh.ndim)]
     names = tuple(mesh.mesh_dim_names or ())
-    key = (tuple(mesh.mesh.flatten().tolist()), tuple(mesh.mesh.shape), names, mesh.device_type,
-           tuple(g.group_name for g in groups), id(dist.distributed_c10d._get_default_group()))
+    key = (
+        tuple(mesh.mesh.flatten().tolist()),
+        tuple(mesh.mesh.shape),
+        names,
+        mesh.device_type,
+        tuple(g.group_name for g in groups),
+        id(dist.distributed_c10d._get_default_group()),
+    )
     found = _meshes.get(key)
     if found is not None:
         return found
@@ -47,8 +54,9 @@ def core_mesh(mesh: DeviceMesh) -> Any:
             "call this on the mesh's ranks only"
         )
     mesh_rank = mesh.mesh.flatten().tolist().index(dist.get_rank())
-    made = core.make_mesh(list(mesh.mesh.shape), list(names), mesh_rank, _whole_group(mesh), groups,
-                          mesh.device_type)
+    made = core.make_mesh(
+        list(mesh.mesh.shape), list(names), mesh_rank, _whole_group(mesh), groups, mesh.device_type
+    )
     _meshes[key] = made
     _device_meshes[made.id] = mesh
     return made
@@ -59,7 +67,9 @@ def device_mesh_of(mesh: Any) -> DeviceMesh:
     return _device_meshes[mesh.id]
 
 
-def normalized(placements: Sequence[Placement] | None, mesh: DeviceMesh, ndim: int, op: str) -> list[Placement]:
+def normalized(
+    placements: Sequence[Placement] | None, mesh: DeviceMesh, ndim: int, op: str
+) -> list[Placement]:
     """One placement per mesh axis with non-negative dims.
 
     Raises:
@@ -69,7 +79,9 @@ def normalized(placements: Sequence[Placement] | None, mesh: DeviceMesh, ndim: i
         placements = [Replicate()] * mesh.ndim
     placements = [placements] if isinstance(placements, Placement) else list(placements)
     if len(placements) != mesh.ndim:
-        raise ValueError(f"{op}: expected {mesh.ndim} placements (one per mesh axis), got {placements}")
+        raise ValueError(
+            f"{op}: expected {mesh.ndim} placements (one per mesh axis), got {placements}"
+        )
     out: list[Placement] = []
     for p in placements:
         if isinstance(p, Shard):
@@ -84,8 +96,12 @@ def normalized(placements: Sequence[Placement] | None, mesh: DeviceMesh, ndim: i
     return out
 
 
-def rule_cuts(placements: Sequence[Placement], shape: Sequence[int], mesh_shape: Sequence[int],
-              rule: str = "chunk") -> Cuts:
+def rule_cuts(
+    placements: Sequence[Placement],
+    shape: Sequence[int],
+    mesh_shape: Sequence[int],
+    rule: str = "chunk",
+) -> Cuts:
     """Cuts by the torch.chunk or DTensor rule; two axes on one dim cut it twice, the first outermost."""
     sizes_of = core.chunk_sizes if rule == "chunk" else core.blockwise_sizes
     cuts: Cuts = []

@@ -45,8 +45,12 @@ class Report:
                 self._hook(name, module)
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
-                 trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         core.stop_recording(self._record)
         for hook in self._hooks:
             hook.remove()
@@ -99,7 +103,9 @@ class Report:
 
     def table(self) -> str:
         """The rows as text, largest traffic first."""
-        lines = [f"{'layer':30} {'op':40} {'calls':>7} {'bytes':>12} {'messages':>9} {'fallbacks':>9}"]
+        lines = [
+            f"{'layer':30} {'op':40} {'calls':>7} {'bytes':>12} {'messages':>9} {'fallbacks':>9}"
+        ]
         for (layer, op), row in sorted(self.rows.items(), key=lambda item: -item[1].bytes_sent):
             lines.append(
                 f"{layer:30} {op:40} {row.calls:7d} {row.bytes_sent:12d} {row.messages:9d} {row.fallbacks:9d}"
@@ -114,5 +120,6 @@ def report(model: torch.nn.Module | None = None) -> Report:
 
 def set_strict(strict: bool = True) -> None:
     """With True, an op without a sharded form is an error instead of a gather. Local; set it on
-    every rank."""
+    every rank.
+    """
     core.set_strict(strict)

@@ -1,9 +1,10 @@
 // What a C++ user of the package writes: two ranks as threads, one sum over both.
-#include <ATen/ATen.h>
-#include <shardfield/comm/in_process.h>
-
 #include <atomic>
 #include <cstdio>
+
+#include <ATen/ATen.h>
+
+#include <shardfield/comm/in_process.h>
 
 int main() {
   std::atomic<int> ranks{0};

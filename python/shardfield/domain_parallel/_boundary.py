@@ -23,7 +23,11 @@ _NO_STORAGE = (
 
 
 def _describe(x: torch.Tensor) -> str:
-    parts = [f"shape={tuple(x.shape)}", f"placements={placements_of(x)}", f"piece={tuple(core.piece_shape(x))}"]
+    parts = [
+        f"shape={tuple(x.shape)}",
+        f"placements={placements_of(x)}",
+        f"piece={tuple(core.piece_shape(x))}",
+    ]
     parts.append(f"dtype={x.dtype}")
     if x.device.type != "cpu":
         parts.append(f"device={x.device}")
@@ -40,14 +44,20 @@ def _patch_printing() -> None:
     @functools.wraps(stock)
     def text(self: torch.Tensor, *, tensor_contents: Any = None) -> str:
         # Metadata only: one rank may print alone.
-        return _describe(self) if core.is_sharded(self) else stock(self, tensor_contents=tensor_contents)
+        return (
+            _describe(self)
+            if core.is_sharded(self)
+            else stock(self, tensor_contents=tensor_contents)
+        )
 
     torch._tensor_str._str = text
 
 
 def _deepcopy(x: torch.Tensor, memo: dict[int, Any]) -> torch.Tensor:
     if not x.is_leaf:
-        raise RuntimeError("deepcopy: only leaves (tensors made by the user) can be deep-copied; detach() first")
+        raise RuntimeError(
+            "deepcopy: only leaves (tensors made by the user) can be deep-copied; detach() first"
+        )
     if id(x) in memo:
         return memo[id(x)]
     with torch.no_grad():

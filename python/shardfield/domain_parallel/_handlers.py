@@ -17,7 +17,9 @@ _waiting: dict[str, Callable[..., Any]] = {}
 
 
 def _any_sharded(args: Any, kwargs: Any) -> bool:
-    return any(isinstance(a, torch.Tensor) and core.is_sharded(a) for a in tree_leaves((args, kwargs)))
+    return any(
+        isinstance(a, torch.Tensor) and core.is_sharded(a) for a in tree_leaves((args, kwargs))
+    )
 
 
 def register_function_handler(func: Callable[..., Any], handler: Callable[..., Any]) -> None:
@@ -37,7 +39,10 @@ def register_function_handler(func: Callable[..., Any], handler: Callable[..., A
     if module is not None:
         places.append(module)
     for place in places:
-        for name in {getattr(target, "__name__", ""), *(n for n in vars(place) if vars(place)[n] is func)}:
+        for name in {
+            getattr(target, "__name__", ""),
+            *(n for n in vars(place) if vars(place)[n] is func),
+        }:
             if name and vars(place).get(name) in (func, target):
                 setattr(place, name, wrapper)
                 replaced = True
@@ -61,7 +66,9 @@ def _implement(namespace: str, name: str, op: Any, handler: Callable[..., Any]) 
 def register_dispatch_handler(op: Any, handler: Callable[..., Any]) -> None:
     """Puts `handler` in place of the library's kernel of one op overload."""
     if not isinstance(op, torch._ops.OpOverload):
-        raise TypeError(f"register_dispatch_handler: expected an op overload such as torch.ops.aten.dot.default, got {op!r}")
+        raise TypeError(
+            f"register_dispatch_handler: expected an op overload such as torch.ops.aten.dot.default, got {op!r}"
+        )
     namespace, _, base = op._schema.name.partition("::")
     overload = op._schema.overload_name
     _implement(namespace, f"{base}.{overload}" if overload else base, lambda: op, handler)
@@ -72,7 +79,9 @@ def register_named_function_handler(name: str, handler: Callable[..., Any]) -> N
     normal = name.replace("::", ".")
     parts = normal.split(".")
     if len(parts) not in (2, 3):
-        raise ValueError(f"register_named_function_handler: expected 'namespace::op.overload', got {name!r}")
+        raise ValueError(
+            f"register_named_function_handler: expected 'namespace::op.overload', got {name!r}"
+        )
     namespace, base = parts[0], parts[1]
     overload = parts[2] if len(parts) == 3 else "default"
     schema_name = base if overload == "default" else f"{base}.{overload}"

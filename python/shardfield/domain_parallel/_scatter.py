@@ -15,8 +15,18 @@ from shardfield._mesh import Cuts, core_mesh, normalized, rule_cuts
 
 _MAX_DIMS = 16
 _DTYPES = [
-    torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.complex64, torch.complex128,
-    torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool,
+    torch.float32,
+    torch.float64,
+    torch.float16,
+    torch.bfloat16,
+    torch.complex64,
+    torch.complex128,
+    torch.int64,
+    torch.int32,
+    torch.int16,
+    torch.int8,
+    torch.uint8,
+    torch.bool,
 ]
 
 
@@ -26,7 +36,9 @@ def _shape_record(t: torch.Tensor) -> list[int]:
     return [_DTYPES.index(t.dtype), t.dim(), *sizes]
 
 
-def shard_tensor(tensor: torch.Tensor, mesh: DeviceMesh, placements: Sequence[Placement]) -> torch.Tensor:
+def shard_tensor(
+    tensor: torch.Tensor, mesh: DeviceMesh, placements: Sequence[Placement]
+) -> torch.Tensor:
     """Cuts a tensor that every rank of the mesh already holds (torch.chunk rule).
 
     Local. Differentiable: the gradient of `tensor` is plain and full on every rank.
@@ -77,20 +89,31 @@ def scatter_tensor(
     """
     ranks = mesh.mesh.flatten().tolist()
     if not isinstance(src, int) or src not in ranks:
-        raise ValueError(f"scatter_tensor: src must be a global rank of the mesh {ranks}, got {src!r}")
+        raise ValueError(
+            f"scatter_tensor: src must be a global rank of the mesh {ranks}, got {src!r}"
+        )
     mesh_core = core_mesh(mesh)
     source = ranks.index(src)
     is_source = mesh_core.rank == source
     header = torch.full((_MAX_DIMS + 2,), -2, dtype=torch.int64)
-    if is_source and isinstance(tensor, torch.Tensor) and tensor.dtype in _DTYPES and tensor.dim() <= _MAX_DIMS:
+    if (
+        is_source
+        and isinstance(tensor, torch.Tensor)
+        and tensor.dtype in _DTYPES
+        and tensor.dim() <= _MAX_DIMS
+    ):
         header = torch.tensor(_shape_record(tensor), dtype=torch.int64)
     header = header.to(mesh.device_type)
     core.broadcast_(header, mesh_core, source)
     record = header.tolist()
     if record[0] < 0:
-        raise ValueError(f"scatter_tensor: rank {src} (src) must pass the full tensor; other ranks pass None")
+        raise ValueError(
+            f"scatter_tensor: rank {src} (src) must pass the full tensor; other ranks pass None"
+        )
     found_dtype, shape = _DTYPES[record[0]], record[2 : 2 + record[1]]
-    if (dtype is not None and dtype != found_dtype) or (global_shape is not None and list(global_shape) != shape):
+    if (dtype is not None and dtype != found_dtype) or (
+        global_shape is not None and list(global_shape) != shape
+    ):
         raise ValueError(
             f"scatter_tensor: expected shape {list(global_shape or shape)} and dtype {dtype or found_dtype}, "
             f"rank {src} holds {shape} {found_dtype}"
@@ -101,7 +124,11 @@ def scatter_tensor(
     if cuts:
         out = core.scatter_from(full, mesh_core, cuts, shape, found_dtype, source)
     else:
-        out = full.clone().contiguous() if full is not None else torch.empty(shape, dtype=found_dtype, device=mesh.device_type)
+        out = (
+            full.clone().contiguous()
+            if full is not None
+            else torch.empty(shape, dtype=found_dtype, device=mesh.device_type)
+        )
         core.broadcast_(out, mesh_core, source)
     return out.requires_grad_(requires_grad) if requires_grad else out
 
@@ -158,7 +185,9 @@ def _is_channels_last(t: torch.Tensor) -> bool:
     # From what every rank sees alike only when no size is 1: such pieces fit both formats.
     if t.dim() not in (4, 5) or t.numel() == 0 or t.is_contiguous():
         return False
-    return t.is_contiguous(memory_format=torch.channels_last if t.dim() == 4 else torch.channels_last_3d)
+    return t.is_contiguous(
+        memory_format=torch.channels_last if t.dim() == 4 else torch.channels_last_3d
+    )
 
 
 def _own_shape(cuts: Cuts, shape: Sequence[int], mesh: Any) -> list[int]:
@@ -180,14 +209,19 @@ def _axes_by_dim(placed: Sequence[Placement]) -> dict[int, list[int]]:
 
 
 def _cuts_from_shapes(
-    t: torch.Tensor, mesh: Any, placed: Sequence[Placement], shapes: dict[int, Sequence[Sequence[int]]],
+    t: torch.Tensor,
+    mesh: Any,
+    placed: Sequence[Placement],
+    shapes: dict[int, Sequence[Sequence[int]]],
     global_shape: Sequence[int] | None,
 ) -> tuple[Cuts, list[int]]:
     cuts: Cuts = []
     shape = list(t.shape)
     for dim, axes in _axes_by_dim(placed).items():
         if len(axes) > 1:
-            raise ValueError(f"from_local: mesh axes {axes} both cut dim {dim}; use sharding_shapes='infer'")
+            raise ValueError(
+                f"from_local: mesh axes {axes} both cut dim {dim}; use sharding_shapes='infer'"
+            )
         (axis,) = axes
         pieces = shapes.get(axis)
         if pieces is None or len(pieces) != mesh.shape[axis]:
@@ -195,23 +229,29 @@ def _cuts_from_shapes(
                 f"from_local: sharding_shapes[{axis}] must list the piece shapes of the {mesh.shape[axis]} ranks "
                 f"on that mesh axis, got {pieces}"
             )
-        sizes = [int(p[dim]) if isinstance(p, Sequence) or isinstance(p, torch.Size) else int(p) for p in pieces]
+        sizes = [int(p[dim]) if isinstance(p, (Sequence, torch.Size)) else int(p) for p in pieces]
         if min(sizes) < 0:
             raise ValueError(f"from_local: piece sizes must not be negative, got {sizes}")
         shape[dim] = sum(sizes)
         cuts.append((dim, [axis], sizes))
     if global_shape is not None and list(global_shape) != shape:
-        raise ValueError(f"from_local: the pieces add up to {shape}, global_shape says {list(global_shape)}")
+        raise ValueError(
+            f"from_local: the pieces add up to {shape}, global_shape says {list(global_shape)}"
+        )
     return cuts, shape
 
 
 def _infer_cuts(
-    t: torch.Tensor, mesh: Any, placed: Sequence[Placement], global_shape: Sequence[int] | None, device: str
+    t: torch.Tensor,
+    mesh: Any,
+    placed: Sequence[Placement],
+    global_shape: Sequence[int] | None,
+    device: str,
 ) -> tuple[Cuts, list[int]]:
     """Piece sizes by one small exchange. Every rank sees the same table, so all raise together."""
     table = core.all_gather_ints(_shape_record(t), mesh, torch.device(device))
     lines = "\n".join(
-        f"  rank {r}: {row[2:2 + row[1]]} {_DTYPES[row[0]]}" for r, row in enumerate(table)
+        f"  rank {r}: {row[2 : 2 + row[1]]} {_DTYPES[row[0]]}" for r, row in enumerate(table)
     )
     if any(row[:2] != table[0][:2] for row in table):
         raise ValueError(f"from_local: the ranks disagree on dtype or number of dims:\n{lines}")

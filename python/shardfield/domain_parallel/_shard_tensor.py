@@ -36,7 +36,9 @@ class ShardTensorSpec:
         shapes: dict[int, list[list[int]]] = {}
         for dim, axes, sizes in self.cuts:
             if len(axes) == 1:
-                shapes[axes[0]] = [[s if d == dim else n for d, n in enumerate(self.shape)] for s in sizes]
+                shapes[axes[0]] = [
+                    [s if d == dim else n for d, n in enumerate(self.shape)] for s in sizes
+                ]
         return shapes
 
     def __repr__(self) -> str:
@@ -57,7 +59,9 @@ class ShardTensor(metaclass=_ShardTensorType):
     """
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        raise TypeError("ShardTensor cannot be constructed; use scatter_tensor, shard_tensor or ShardTensor.from_local")
+        raise TypeError(
+            "ShardTensor cannot be constructed; use scatter_tensor, shard_tensor or ShardTensor.from_local"
+        )
 
     @staticmethod
     def from_local(
@@ -92,7 +96,8 @@ class ShardTensor(metaclass=_ShardTensorType):
     @staticmethod
     def register_function_handler(func: Callable[..., Any], handler: Callable[..., Any]) -> None:
         """Calls `handler(func, types, args, kwargs)` instead of a Python function when an argument
-        is sharded."""
+        is sharded.
+        """
         _handlers.register_function_handler(func, handler)
 
     @staticmethod
@@ -103,7 +108,8 @@ class ShardTensor(metaclass=_ShardTensorType):
     @staticmethod
     def register_named_function_handler(name: str, handler: Callable[..., Any]) -> None:
         """As register_dispatch_handler for "namespace::op.overload" or "namespace.op.overload"; the
-        op may be defined later."""
+        op may be defined later.
+        """
         _handlers.register_named_function_handler(name, handler)
 
     @staticmethod
@@ -112,7 +118,9 @@ class ShardTensor(metaclass=_ShardTensorType):
         return True
 
 
-def _to_local(x: torch.Tensor, *, grad_placements: Sequence[Placement] | None = None) -> torch.Tensor:
+def _to_local(
+    x: torch.Tensor, *, grad_placements: Sequence[Placement] | None = None
+) -> torch.Tensor:
     """This rank's piece. Local; differentiable; shares memory with the tensor.
 
     Args:
@@ -124,9 +132,12 @@ def _to_local(x: torch.Tensor, *, grad_placements: Sequence[Placement] | None = 
     return core.local(x)
 
 
-def _full_tensor(x: torch.Tensor, *, grad_placements: Sequence[Placement] | None = None) -> torch.Tensor:
+def _full_tensor(
+    x: torch.Tensor, *, grad_placements: Sequence[Placement] | None = None
+) -> torch.Tensor:
     """All elements, plain, on every rank. Collective over the mesh; differentiable: the gradient is
-    taken as equal on all ranks."""
+    taken as equal on all ranks.
+    """
     del grad_placements
     return core.gather(x)
 
@@ -148,7 +159,9 @@ def _redistribute(
     placed = normalized(placements, mesh, x.dim(), "redistribute")
     if any(isinstance(p, Partial) for p in placed):
         raise ValueError("redistribute: a tensor cannot become Partial; use Shard or Replicate")
-    kept = {(dim, tuple(axes)): sizes for dim, axes, sizes in core.cuts(x) if sum(sizes) == x.shape[dim]}
+    kept = {
+        (dim, tuple(axes)): sizes for dim, axes, sizes in core.cuts(x) if sum(sizes) == x.shape[dim]
+    }
     cuts = [
         (dim, axes, kept.get((dim, tuple(axes)), sizes))
         for dim, axes, sizes in rule_cuts(placed, x.shape, mesh.mesh.shape)

@@ -34,7 +34,9 @@ def sync_module_over_mesh(
     """
     mesh_core = core_mesh(mesh)
     if not 0 <= src_mesh_rank < mesh_core.size():
-        raise ValueError(f"sync_module_over_mesh: src_mesh_rank must be in [0, {mesh_core.size()}), got {src_mesh_rank}")
+        raise ValueError(
+            f"sync_module_over_mesh: src_mesh_rank must be in [0, {mesh_core.size()}), got {src_mesh_rank}"
+        )
     differing: list[str] = []
     with torch.no_grad():
         for name, value in [*module.named_parameters(), *module.named_buffers()]:
@@ -51,7 +53,9 @@ def sync_module_over_mesh(
                 ranks = [r for r, flag in enumerate(flags) if not flag[0]]
                 differing.append(f"{name} (mesh ranks {ranks})")
     if differing:
-        raise RuntimeError(f"sync_module_over_mesh: differ from mesh rank {src_mesh_rank}: {', '.join(differing)}")
+        raise RuntimeError(
+            f"sync_module_over_mesh: differ from mesh rank {src_mesh_rank}: {', '.join(differing)}"
+        )
     if not verify:
         align_generators(mesh, src_mesh_rank)
     return module
