@@ -33,7 +33,7 @@ def parse() -> argparse.Namespace:
     size.add_argument("--full", action="store_true", help="the 1 mm volume, 197 x 233 x 189")
     size.add_argument("--millimetres", type=int, default=4, help="edge of a voxel (default 4)")
     parser.add_argument("--dtype", choices=("float32", "float64"), default="float32")
-    parser.add_argument("--steps", type=int, default=24, help="training steps (default 24)")
+    parser.add_argument("--steps", type=int, default=32, help="training steps (default 32)")
     parser.add_argument("--out", type=Path, default=Path("out"), help="folder for results")
     parser.add_argument("--cpp", type=Path, help="the built C++ twin; compared when given")
     return parser.parse_args()

@@ -98,11 +98,11 @@ def load(factor: int, dtype: torch.dtype) -> Brain:
       dtype: floating type of the scan.
 
     Returns:
-      The scan with zero mean and unit deviation inside the head, and the likeliest class per voxel.
+      The scan, zero mean and unit deviation inside the head, and the likeliest class per voxel.
     """
     scan, grey, white = (_shrink(_read(name), factor) for name in _FILES)
     inside = scan > 0.05
-    scan = (scan - scan[inside].mean()) / scan[inside].std()
+    scan = ((scan - scan[inside].mean()) / scan[inside].std()).clamp(-2.0, 2.0)
     rest = (1.0 - grey - white).clamp_min(0.0)
     labels = torch.cat([rest, grey, white], dim=1).argmax(dim=1)
     return Brain(scan.to(dtype).contiguous(), labels.contiguous(), float(factor))
