@@ -18,15 +18,15 @@ COMPARED_STEPS = 10
 
 @dataclass
 class LayerTraffic:
-    """Bytes of one layer's forward pass, summed over all ranks, beside the least possible."""
+    """Bytes of one layer in one step, summed over all ranks, beside the least possible."""
 
     name: str
     what: str
     sizes: str
     sent: int
     least: int
+    sent_backward: int
     least_backward: int
-    weight_bytes: int
 
 
 @dataclass
@@ -46,7 +46,6 @@ class RunResult:
     limit_bytes: int = 0
     fallbacks: dict[str, int] = field(default_factory=dict)
     bytes_per_step: int = 0
-    forward_bytes: int = 0
     layers: list[LayerTraffic] = field(default_factory=list)
     table: str = ""
 
@@ -113,28 +112,35 @@ def _layer_halo(index: int, plan: Plan, outcomes: Sequence[Outcome]) -> Halo | N
 
 def _what(layer: dict[str, Any]) -> str:
     if layer["kind"] == "Conv3d":
-        return f"conv k{layer['options']['kernel_size'][0]} s{layer['options']['stride'][0]}"
-    return {"Up": "interpolate, cat"}.get(layer["kind"], "norm" if "Norm" in layer["kind"] else "")
+        return f"conv k{layer['options']['kernel_size'][0]}s{layer['options']['stride'][0]}"
+    return {"Up": "resize+cat"}.get(layer["kind"], "norm" if "Norm" in layer["kind"] else "")
+
+
+def _sent(outcomes: Sequence[Outcome], key: str, layer: str) -> int:
+    return sum(outcome.traffic[key].get(layer, 0) for outcome in outcomes)
 
 
 def _traffic(plan: Plan, outcomes: Sequence[Outcome], itemsize: int, result: RunResult) -> None:
     """Fill in the layers' bytes and the memory limit's halo."""
+    steps = max(1, len(result.losses))
+    ring = 2 * (plan.ranks - 1)
     for index, layer in enumerate(outcomes[0].layers):
         crossing = _layer_halo(index, plan, outcomes)
         channels_in, channels_out = layer["shape_in"][1], layer["shape_out"][1]
-        if crossing is None:  # A norm: mean and squared deviation per statistic, in one ring.
-            least = backward = 2 * (2 * channels_in * itemsize) * (plan.ranks - 1)
+        if crossing is None:
+            # A norm: two sums per channel either way; those of backward are its weights' gradient.
+            least = backward = ring * 2 * channels_in * itemsize
         else:
             least = crossing.forward * channels_in * itemsize
             backward = min(least, crossing.backward_by_output * channels_out * itemsize)
             backward *= index > 0  # The scan itself needs no gradient.
+            backward += ring * layer["weight_bytes"]
             result.halo_bytes += crossing.most_received * channels_in * itemsize
-        sizes = "x".join(map(str, layer["shape_in"][1:]))
-        sent = sum(outcome.layers[index]["sent"] for outcome in outcomes)
+        name, sizes = layer["name"], "x".join(map(str, layer["shape_in"][1:]))
+        sent = _sent(outcomes, "forward", name)
+        sent_backward = _sent(outcomes, "by_layer", name) // steps - sent
         result.layers.append(
-            LayerTraffic(
-                layer["name"], _what(layer), sizes, sent, least, backward, layer["weight_bytes"]
-            )
+            LayerTraffic(name, _what(layer), sizes, sent, least, sent_backward, backward)
         )
 
 
@@ -174,7 +180,6 @@ def gather_runs(
             result.bytes_per_step += outcome.traffic["bytes_sent"] // max(1, len(result.losses))
             for op, count in outcome.traffic["fallbacks"].items():
                 result.fallbacks[op] = result.fallbacks.get(op, 0) + count
-        result.forward_bytes = sum(layer.sent for layer in result.layers)
         result.table = ranks[0].traffic["table"]
         runs.sharded.append(result)
     return runs
@@ -193,7 +198,7 @@ def compare_with_cpp(
       bound: largest relative difference of a loss from the Python serial run's.
     """
     file = out / "brain_unet_cpp.json"
-    steps = len(runs.serial.losses)
+    steps = min(COMPARED_STEPS, len(runs.serial.losses))
     subprocess.run([str(program), str(data), str(file), str(steps)], check=True)
     results = []
     for run in json.loads(file.read_text(encoding="utf-8"))["runs"]:
@@ -203,7 +208,7 @@ def compare_with_cpp(
                 mesh=tuple(run["mesh"]),
                 dims=(),
                 losses=run["losses"],
-                relative=relative_differences(run["losses"], runs.serial.losses),
+                relative=relative_differences(run["losses"], runs.serial.losses[:steps]),
                 bound=bound,
                 step_seconds=run["step_seconds"],
                 activation_bytes=[],

@@ -21,7 +21,6 @@ class Layer:
       shape_in, shape_out: global shapes.
       piece_in, piece_out: shapes of this rank's pieces.
       weight_bytes: parameters of the layer.
-      sent: bytes this rank sent during the forward call.
     """
 
     name: str
@@ -32,7 +31,6 @@ class Layer:
     piece_in: list[int] = field(default_factory=list)
     piece_out: list[int] = field(default_factory=list)
     weight_bytes: int = 0
-    sent: int = 0
 
 
 def _piece(tensor: Tensor) -> list[int]:
@@ -40,29 +38,18 @@ def _piece(tensor: Tensor) -> list[int]:
     return list(local.shape)
 
 
-def trace_layers(
-    model: nn.Module, run: Callable[[], Any], bytes_sent: Callable[[], int]
-) -> list[dict[str, Any]]:
+def trace_layers(model: nn.Module, run: Callable[[], Any]) -> list[dict[str, Any]]:
     """Call ``run`` once and describe every leaf module it passes through, in order.
 
     Args:
       model: the network.
       run: calls the network.
-      bytes_sent: running count of the bytes this rank has sent.
     """
     layers: list[Layer] = []
-    starts: dict[str, int] = {}
-    handles = []
 
-    def before(name: str) -> Callable[[nn.Module, Any], None]:
-        def hook(_module: nn.Module, _inputs: Any) -> None:
-            starts[name] = bytes_sent()
-
-        return hook
-
-    def after(name: str) -> Callable[[nn.Module, Any, Tensor], None]:
+    def describe(name: str) -> Callable[[nn.Module, Any, Tensor], None]:
         def hook(module: nn.Module, inputs: Any, output: Tensor) -> None:
-            layer = Layer(name, type(module).__name__, sent=bytes_sent() - starts[name])
+            layer = Layer(name, type(module).__name__)
             for option in ("kernel_size", "stride", "padding", "dilation"):
                 if hasattr(module, option):
                     layer.options[option] = list(getattr(module, option))
@@ -73,14 +60,15 @@ def trace_layers(
 
         return hook
 
-    for name, module in model.named_modules():
-        if not list(module.children()):
-            handles.append(module.register_forward_pre_hook(before(name)))
-            handles.append(module.register_forward_hook(after(name)))
+    hooks = [
+        module.register_forward_hook(describe(name))
+        for name, module in model.named_modules()
+        if not list(module.children())
+    ]
     try:
         with torch.no_grad():
             run()
     finally:
-        for handle in handles:
-            handle.remove()
+        for hook in hooks:
+            hook.remove()
     return [asdict(layer) for layer in layers]

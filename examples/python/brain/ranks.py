@@ -84,7 +84,7 @@ def run_serial(plan: Plan, sink: Sink) -> Outcome:
     run = train(model, scan, labels, plan.steps, lambda step, loss: sink.put((step, loss)))
     with torch.no_grad():
         prediction = model(scan).argmax(dim=1)[0].numpy().astype(np.uint8)
-    layers = trace_layers(model, lambda: model(scan), lambda: 0)
+    layers = trace_layers(model, lambda: model(scan))
     return Outcome(0, asdict(run), layers, {}, prediction)
 
 
@@ -115,17 +115,19 @@ def run_sharded(plan: Plan, sink: Sink) -> Outcome:
     model.to(scan.dtype)
     sync_module_over_mesh(model, mesh)
 
-    with shardfield.report() as report:
+    with shardfield.report(model) as report:
         run = train(model, scan, labels, plan.steps, lambda step, loss: sink.put((step, loss)))
     traffic = {
-        "bytes_sent": int(report.bytes_sent),
-        "fallbacks": dict(report.fallbacks),
-        "table": str(report.table()),
+        "bytes_sent": report.bytes_sent,
+        "by_layer": report.bytes_by_layer(),
+        "fallbacks": report.fallbacks,
+        "table": report.table(),
     }
     with torch.no_grad():
         prediction = model(scan).full_tensor().argmax(dim=1)[0].numpy().astype(np.uint8)
-    with shardfield.report() as report:
-        layers = trace_layers(model, lambda: model(scan), lambda: int(report.bytes_sent))
+    with shardfield.report(model) as report:
+        layers = trace_layers(model, lambda: model(scan))
+    traffic["forward"] = report.bytes_by_layer()
     return Outcome(rank, asdict(run), layers, traffic, prediction if rank == 0 else None)
 
 

@@ -8,12 +8,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
+from rich.box import SIMPLE_HEAD
 from rich.console import Console, Group
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from .compare import COMPARED_STEPS, RunResult, Runs
+from .compare import COMPARED_STEPS, LayerTraffic, RunResult, Runs
 from .data import CLASSES, Brain
 
 
@@ -40,7 +41,14 @@ def _mib(count: float) -> str:
 
 
 def _kib(count: float) -> str:
-    return f"{count / 2**10:,.1f}"
+    kib = count / 2**10
+    return f"{kib:,.0f}" if kib >= 100 else f"{kib:.1f}"
+
+
+def _table(title: str) -> Table:
+    table = Table(title=f"\n{title}", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    table.title_justify = table.caption_justify = "left"
+    return table
 
 
 def _verdict(worst: float, bound: float) -> Text:
@@ -51,8 +59,16 @@ def _verdict(worst: float, bound: float) -> Text:
 
 def _ratio(sent: float, least: float) -> str:
     if least == 0:
-        return "-" if sent == 0 else "more than 0"
+        return "-" if sent == 0 else "> 0"
     return f"{sent / least:.2f}"
+
+
+def _bytes(layers: Sequence[LayerTraffic]) -> list[str]:
+    """Sent, least and ratio, forward and backward."""
+    sent, least = sum(x.sent for x in layers), sum(x.least for x in layers)
+    back, least_back = sum(x.sent_backward for x in layers), sum(x.least_backward for x in layers)
+    forward = [_kib(sent), _kib(least), _ratio(sent, least)]
+    return [*forward, _kib(back), _kib(least_back), _ratio(back, least_back)]
 
 
 class Report:
@@ -72,7 +88,7 @@ class Report:
             parts.append(self._losses(self.runs.cpp, title))
         parts += [self._memory(), self._times()]
         parts += [self._traffic(run) for run in self.runs.sharded]
-        parts.append(self._summary())
+        parts += [self._summary(), self._fallbacks()]
         return Group(*parts)
 
     def show(self) -> None:
@@ -111,12 +127,13 @@ class Report:
         return Panel(text, title="One brain on several ranks", title_align="left")
 
     def _losses(self, compared: Sequence[RunResult], title: str) -> Table:
-        table = Table(title=title, title_justify="left")
+        table = _table(title)
         table.add_column("step", justify="right")
         table.add_column("serial", justify="right")
         for run in compared:
             table.add_column(run.title, justify="right")
-        for step, loss in enumerate(self.runs.serial.losses):
+        shown = min(len(run.losses) for run in [self.runs.serial, *compared])
+        for step, loss in enumerate(self.runs.serial.losses[:shown]):
             row = [f"{run.losses[step]:.7f}  {run.relative[step]:.0e}" for run in compared]
             table.add_row(
                 str(step + 1), f"{loss:.7f}", *row, end_section=step == COMPARED_STEPS - 1
@@ -127,10 +144,7 @@ class Report:
         return table
 
     def _memory(self) -> Table:
-        table = Table(
-            title="Peak memory of forward, loss and backward on the fullest rank, MiB",
-            title_justify="left",
-        )
+        table = _table("Peak memory of forward, loss and backward on the fullest rank, MiB")
         table.add_column("run")
         for name in ("peak", "serial/N + halo", "halo", "ratio", "state"):
             table.add_column(name, justify="right")
@@ -146,7 +160,7 @@ class Report:
         return table
 
     def _times(self) -> Table:
-        table = Table(title="Median time of a step", title_justify="left")
+        table = _table("Median time of a step")
         table.add_column("run")
         table.add_column("seconds", justify="right")
         for run in [self.runs.serial, *self.runs.sharded, *self.runs.cpp]:
@@ -154,44 +168,45 @@ class Report:
         return table
 
     def _traffic(self, run: RunResult) -> Table:
-        table = Table(
-            title=f"{run.title}: KiB all ranks send in one step, beside the least possible",
-            title_justify="left",
-        )
-        for name in ("layer", "what", "input"):
-            table.add_column(name)
-        for name in ("sent", "least", "ratio"):
+        table = _table(f"{run.title}: KiB all ranks send in one step, beside the least possible")
+        for name in ("layer", "what"):
+            table.add_column(name, no_wrap=True)
+        for name in ("forward", "least", "ratio", "backward", "least", "ratio"):
             table.add_column(name, justify="right")
-        norms = [layer for layer in run.layers if layer.what == "norm"]
         for layer in run.layers:
             if layer.what != "norm":
-                row = (_kib(layer.sent), _kib(layer.least), _ratio(layer.sent, layer.least))
-                table.add_row(layer.name, layer.what, layer.sizes, *row)
-        sent, least = sum(n.sent for n in norms), sum(n.least for n in norms)
-        table.add_row("all norms", "statistics", "", _kib(sent), _kib(least), _ratio(sent, least))
+                table.add_row(layer.name, layer.what, *_bytes([layer]))
+        norms = [layer for layer in run.layers if layer.what == "norm"]
+        table.add_row("all norms", "sums", *_bytes(norms))
         table.add_section()
-        sent, least = run.forward_bytes, sum(layer.least for layer in run.layers)
-        table.add_row("forward", "", "", _kib(sent), _kib(least), _ratio(sent, least))
-        sent, least = run.bytes_per_step - sent, self._least_backward(run)
-        row = (_kib(sent), _kib(least), _ratio(sent, least))
-        table.add_row("loss, backward", "and weight gradients", "", *row)
+        table.add_row("all layers", "", *_bytes(run.layers))
+        inside = sum(layer.sent + layer.sent_backward for layer in run.layers)
+        table.add_row("loss", "both ways", _kib(run.bytes_per_step - inside))
+        table.caption = "backward includes the sums of the weights' gradients over the ranks"
         return table
-
-    @staticmethod
-    def _least_backward(run: RunResult) -> int:
-        ranks = len(run.activation_bytes)
-        halos = sum(layer.least_backward for layer in run.layers)
-        return halos + 2 * (ranks - 1) * sum(layer.weight_bytes for layer in run.layers)
 
     def _summary(self) -> Table:
-        table = Table(title="Summary", title_justify="left")
-        for name in ("run", "losses", "fallbacks", *(f"Dice {name}" for name in CLASSES)):
-            table.add_column(name, justify="right" if name.startswith("Dice") else "left")
-        table.add_row("serial", "", "", *(f"{score:.4f}" for score in self.header.dice["serial"]))
+        table = _table("Summary, with the Dice score of each class after training")
+        for name in ("run", "losses", "fallbacks"):
+            table.add_column(name, no_wrap=True)
+        for name in CLASSES:
+            table.add_column(name, justify="right")
+        table.add_row("serial", "", "", *self._dice("serial"))
         for run in [*self.runs.sharded, *self.runs.cpp]:
-            fallbacks = ", ".join(f"{op} x {n}" for op, n in run.fallbacks.items())
-            cell = Text(fallbacks, "bold red") if fallbacks else Text("none", "green")
-            row = (run.title, _verdict(run.worst, run.bound), cell)
-            scores = self.header.dice.get(run.title, [])
-            table.add_row(*row, *(f"{score:.4f}" for score in scores))
+            count = sum(run.fallbacks.values())
+            cell = Text(f"{count} calls", "bold red") if count else Text("none", "green")
+            verdict = _verdict(run.worst, run.bound)
+            table.add_row(run.title, verdict, cell, *self._dice(run.title))
         return table
+
+    def _dice(self, title: str) -> list[str]:
+        return [f"{score:.4f}" for score in self.header.dice.get(title, [])]
+
+    def _fallbacks(self) -> Text:
+        """The operations that gathered, most frequent first; empty when there were none."""
+        text = Text(style="bold red")
+        for run in [*self.runs.sharded, *self.runs.cpp]:
+            counts = sorted(run.fallbacks.items(), key=lambda item: -item[1])
+            for op, count in counts:
+                text.append(f"{run.title}: {op} gathered {count} times\n")
+        return text
