@@ -12,19 +12,21 @@ using GroupPtr = c10::intrusive_ptr<c10d::ProcessGroup>;
 
 namespace {
 
-const spec::Mesh* make_mesh(std::vector<int64_t> shape, std::vector<std::string> names, int mesh_rank,
-                            const GroupPtr& whole, const std::vector<GroupPtr>& axis, const std::string& device) {
+const spec::Mesh* make_mesh(std::vector<int64_t> shape, std::vector<std::string> names,
+                            int mesh_rank, const GroupPtr& whole, const std::vector<GroupPtr>& axis,
+                            const std::string& device) {
   const auto type = c10::Device(device).type();
   std::vector<c10::intrusive_ptr<c10d::Backend>> axis_backends;
   for (const GroupPtr& group : axis) axis_backends.push_back(comm::backend_of(group, type));
-  return comm::make_mesh(std::move(shape), std::move(names), mesh_rank, comm::backend_of(whole, type),
-                         std::move(axis_backends));
+  return comm::make_mesh(std::move(shape), std::move(names), mesh_rank,
+                         comm::backend_of(whole, type), std::move(axis_backends));
 }
 
 py::dict rows_of(const comm::Record& record) {
   py::dict rows;
   for (const auto& [key, t] : record.rows)
-    rows[py::make_tuple(key.first, key.second)] = py::make_tuple(t.calls, t.bytes_sent, t.messages, t.fallbacks);
+    rows[py::make_tuple(key.first, key.second)] =
+        py::make_tuple(t.calls, t.bytes_sent, t.messages, t.fallbacks);
   return rows;
 }
 
@@ -37,11 +39,15 @@ void bind_comm(py::module_& m) {
       .def_readonly("coord", &spec::Mesh::coord)
       .def_readonly("rank", &spec::Mesh::rank)
       .def("size", &spec::Mesh::size)
-      .def_property_readonly("id", [](const spec::Mesh& mesh) { return reinterpret_cast<int64_t>(&mesh); });
+      .def_property_readonly(
+          "id", [](const spec::Mesh& mesh) { return reinterpret_cast<int64_t>(&mesh); });
   m.def("make_mesh", &make_mesh, py::return_value_policy::reference);
   m.def("all_gather_ints", &comm::all_gather_ints, NoGil());
   m.def(
-      "broadcast_", [](at::Tensor value, const spec::Mesh& mesh, int source) { comm::broadcast_(value, mesh, source); },
+      "broadcast_",
+      [](at::Tensor value, const spec::Mesh& mesh, int source) {
+        comm::broadcast_(value, mesh, source);
+      },
       NoGil());
   m.def("chunk_sizes", &spec::chunk_sizes);
   m.def("blockwise_sizes", &spec::blockwise_sizes);

@@ -31,7 +31,7 @@ void bind_tensor(py::module_& m) {
   m.def("is_sharded", [](const Tensor& t) { return tensor::is_sharded(t); });
   m.def("wrap", [](const Tensor& piece, const spec::Mesh& mesh, const std::vector<CutTuple>& cuts,
                    const std::vector<int64_t>& sizes, bool channels_last) {
-    const auto format = !channels_last ? at::MemoryFormat::Contiguous
+    const auto format = !channels_last      ? at::MemoryFormat::Contiguous
                         : sizes.size() == 5 ? at::MemoryFormat::ChannelsLast3d
                                             : at::MemoryFormat::ChannelsLast;
     return tensor::wrap(piece, layout_from(mesh, cuts), sizes, format);
@@ -52,18 +52,21 @@ void bind_tensor(py::module_& m) {
       NoGil());
   m.def(
       "scatter_from",
-      [](const std::optional<Tensor>& full, const spec::Mesh& mesh, const std::vector<CutTuple>& cuts,
-         const std::vector<int64_t>& sizes, at::ScalarType dtype, int source) {
+      [](const std::optional<Tensor>& full, const spec::Mesh& mesh,
+         const std::vector<CutTuple>& cuts, const std::vector<int64_t>& sizes, at::ScalarType dtype,
+         int source) {
         return tensor::scatter_from(full, layout_from(mesh, cuts), sizes, dtype, source);
       },
       NoGil());
   m.def("cuts", &cuts_of);
-  m.def("mesh_of", [](const Tensor& x) -> const spec::Mesh& { return tensor::layout_of(x).mesh(); },
-        py::return_value_policy::reference);
+  m.def(
+      "mesh_of", [](const Tensor& x) -> const spec::Mesh& { return tensor::layout_of(x).mesh(); },
+      py::return_value_policy::reference);
   m.def("offsets", [](const Tensor& x) {
     std::vector<int64_t> offsets(x.dim(), 0);
     const spec::Layout& layout = tensor::layout_of(x);
-    for (size_t c = 0; c < layout.cuts().size(); ++c) offsets[layout.cuts()[c].dim] = layout.local_offset(c);
+    for (size_t c = 0; c < layout.cuts().size(); ++c)
+      offsets[layout.cuts()[c].dim] = layout.local_offset(c);
     return offsets;
   });
   m.def("describe", [](const Tensor& x) { return tensor::describe(x); });

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor.placement_types import Partial, Placement, Replicate, Shard
+from torch.distributed.tensor.placement_types import (
+    Partial,
+    Placement,
+    Replicate,
+    Shard,
+    _StridedShard,
+)
 
 from shardfield._core import core
 
@@ -84,16 +91,30 @@ def normalized(
         )
     out: list[Placement] = []
     for p in placements:
-        if isinstance(p, Shard):
+        if isinstance(p, (Shard, _StridedShard)):
             if not -ndim <= p.dim < ndim:
                 raise ValueError(
                     f"{op}: placement {p} on a tensor of {ndim} dims; choose a dim in [{-ndim}, {ndim - 1}]"
                 )
-            p = Shard(p.dim % ndim)
+            dim = p.dim % ndim
+            strided = isinstance(p, _StridedShard)
+            p = _StridedShard(dim, split_factor=p.split_factor) if strided else Shard(dim)
         elif not isinstance(p, (Replicate, Partial)):
             raise ValueError(f"{op}: unknown placement {p}; use Shard, Replicate or Partial")
         out.append(p)
     return out
+
+
+def axes_by_dim(placements: Sequence[Placement]) -> dict[int, list[int]]:
+    """Mesh axes that cut each tensor dim, outermost first. As in DTensor a _StridedShard axis cuts
+    what the Shard axes of its dim left.
+    """
+    axes: dict[int, list[int]] = {}
+    for kind in (Shard, _StridedShard):
+        for axis, p in enumerate(placements):
+            if isinstance(p, kind):
+                axes.setdefault(p.dim, []).append(axis)
+    return dict(sorted(axes.items()))
 
 
 def rule_cuts(
@@ -102,25 +123,24 @@ def rule_cuts(
     mesh_shape: Sequence[int],
     rule: str = "chunk",
 ) -> Cuts:
-    """Cuts by the torch.chunk or DTensor rule; two axes on one dim cut it twice, the first outermost."""
+    """Cuts by the torch.chunk or DTensor rule; two axes on one dim cut it twice."""
     sizes_of = core.chunk_sizes if rule == "chunk" else core.blockwise_sizes
     cuts: Cuts = []
-    for axis, p in enumerate(placements):
-        if not isinstance(p, Shard):
-            continue
-        same = next((c for c in cuts if c[0] == p.dim), None)
-        if same is None:
-            cuts.append((p.dim, [axis], sizes_of(shape[p.dim], mesh_shape[axis])))
-        else:
-            finer = [part for s in same[2] for part in sizes_of(s, mesh_shape[axis])]
-            cuts[cuts.index(same)] = (p.dim, [*same[1], axis], finer)
+    for dim, axes in axes_by_dim(placements).items():
+        sizes = [shape[dim]]
+        for axis in axes:
+            sizes = [part for s in sizes for part in sizes_of(s, mesh_shape[axis])]
+        cuts.append((dim, axes, sizes))
     return cuts
 
 
 def placements_of(x: torch.Tensor) -> tuple[Placement, ...]:
     """Shard or Replicate per mesh axis of a sharded tensor."""
     placements: list[Placement] = [Replicate()] * len(core.mesh_of(x).shape)
+    shape = core.mesh_of(x).shape
     for dim, axes, _ in core.cuts(x):
-        for axis in axes:
-            placements[axis] = Shard(dim)
+        for i, axis in enumerate(axes):
+            # Cut after an axis that stands further right in the mesh: DTensor calls that strided.
+            outer = [shape[a] for a in axes[:i] if a > axis]
+            placements[axis] = _StridedShard(dim, split_factor=prod(outer)) if outer else Shard(dim)
     return tuple(placements)

@@ -1,9 +1,9 @@
 #pragma once
 
+#include <optional>
+
 #include <ATen/core/Tensor.h>
 #include <torch/csrc/autograd/custom_function.h>
-
-#include <optional>
 
 #include "shardfield/comm/traffic.h"
 

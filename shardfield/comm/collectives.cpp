@@ -10,7 +10,9 @@ namespace shardfield::comm {
 
 namespace {
 
-const char* op_name(const char* otherwise) { return current_op() ? current_op() : otherwise; }
+const char* op_name(const char* otherwise) {
+  return current_op() ? current_op() : otherwise;
+}
 
 [[noreturn]] void fail(const std::string& context, const char* what) {
   TORCH_CHECK(false, context, ": a peer failed, left, or made another call (", what,
@@ -28,7 +30,8 @@ void wait_for(const c10::intrusive_ptr<c10d::Work>& work, const std::string& con
 }
 
 std::string describe(const char* op, const spec::Mesh& mesh) {
-  return std::string(op) + " on rank " + std::to_string(mesh.rank) + " of " + std::to_string(mesh.size());
+  return std::string(op) + " on rank " + std::to_string(mesh.rank) + " of " +
+         std::to_string(mesh.size());
 }
 
 /// Contiguous, conj and neg bits resolved, complex as real pairs.
@@ -39,14 +42,19 @@ at::Tensor plain_memory(const at::Tensor& value) {
 
 c10d::ReduceOp::RedOpType op_type(Reduction reduction) {
   switch (reduction) {
-    case Reduction::kSum: return c10d::ReduceOp::SUM;
-    case Reduction::kProduct: return c10d::ReduceOp::PRODUCT;
-    case Reduction::kMin: return c10d::ReduceOp::MIN;
-    default: return c10d::ReduceOp::MAX;
+    case Reduction::kSum:
+      return c10d::ReduceOp::SUM;
+    case Reduction::kProduct:
+      return c10d::ReduceOp::PRODUCT;
+    case Reduction::kMin:
+      return c10d::ReduceOp::MIN;
+    default:
+      return c10d::ReduceOp::MAX;
   }
 }
 
-void all_reduce_group(at::Tensor& buffer, const spec::Mesh& mesh, const Comm& comm, Reduction reduction) {
+void all_reduce_group(at::Tensor& buffer, const spec::Mesh& mesh, const Comm& comm,
+                      Reduction reduction) {
   if (comm.size() == 1) return;
   const char* op = op_name("all_reduce");
   c10d::AllreduceOptions options;
@@ -120,7 +128,8 @@ void Exchange::wait() {
   keep_.clear();
 }
 
-Exchange start_exchange(const spec::Mesh& mesh, std::vector<Message> sends, std::vector<Message> recvs) {
+Exchange start_exchange(const spec::Mesh& mesh, std::vector<Message> sends,
+                        std::vector<Message> recvs) {
   const at::NoGradGuard no_grad;
   const Comm& comm = groups_of(mesh).whole;
   const int tag = comm.next_tag();

@@ -1,8 +1,8 @@
 #pragma once
 
-#include <ATen/core/Tensor.h>
-
 #include <vector>
+
+#include <ATen/core/Tensor.h>
 
 #include "shardfield/spec/mesh.h"
 
@@ -46,7 +46,8 @@ class [[nodiscard]] Exchange {
 /// both sides (sizes are known to both). Receive tensors must be contiguous and are written in
 /// place; send tensors are made contiguous. Collective over the mesh ranks that name each other;
 /// every rank of the mesh must call it, with empty lists if it has nothing to move.
-Exchange start_exchange(const spec::Mesh& mesh, std::vector<Message> sends, std::vector<Message> recvs);
+Exchange start_exchange(const spec::Mesh& mesh, std::vector<Message> sends,
+                        std::vector<Message> recvs);
 
 /// Broadcast of `value` from one mesh rank into a fresh or given contiguous tensor. Collective
 /// over the whole mesh.

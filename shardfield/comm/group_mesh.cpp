@@ -8,12 +8,16 @@
 namespace shardfield::comm {
 
 Comm::Comm(c10::intrusive_ptr<c10d::Backend> backend, std::string name)
-    : backend_(backend), name_(std::move(name)), rank_(backend->getRank()), size_(backend->getSize()) {}
+    : backend_(backend),
+      name_(std::move(name)),
+      rank_(backend->getRank()),
+      size_(backend->getSize()) {}
 
 c10::intrusive_ptr<c10d::Backend> Comm::backend(const char* op) const {
   auto live = backend_.lock();
-  SHARDFIELD_CHECK(live, op, "the process group '", name_, "' (rank ", rank_, " of ", size_,
-                   ") has been destroyed; build a new mesh after init_process_group and scatter again");
+  SHARDFIELD_CHECK(
+      live, op, "the process group '", name_, "' (rank ", rank_, " of ", size_,
+      ") has been destroyed; build a new mesh after init_process_group and scatter again");
   return live;
 }
 
@@ -26,10 +30,11 @@ const spec::Mesh* make_mesh(std::vector<int64_t> shape, std::vector<std::string>
   mesh->rank = mesh_rank;
   mesh->coord = mesh->coord_of(mesh_rank);
   mesh->context = current_context();
-  SHARDFIELD_CHECK(whole->getSize() == mesh->size(), "make_mesh", "expected a group of ", mesh->size(),
-                   " ranks for this mesh shape, got one of ", whole->getSize());
+  SHARDFIELD_CHECK(whole->getSize() == mesh->size(), "make_mesh", "expected a group of ",
+                   mesh->size(), " ranks for this mesh shape, got one of ", whole->getSize());
   SHARDFIELD_CHECK(whole->getRank() == mesh_rank, "make_mesh", "rank ", mesh_rank,
-                   " of the mesh is rank ", whole->getRank(), " of its group; order the group row-major");
+                   " of the mesh is rank ", whole->getRank(),
+                   " of its group; order the group row-major");
   SHARDFIELD_CHECK(axis.size() == mesh->shape.size(), "make_mesh", "expected ", mesh->shape.size(),
                    " axis groups, got ", axis.size());
   mesh->whole = Comm(whole, "mesh");

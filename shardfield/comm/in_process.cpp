@@ -1,10 +1,10 @@
 #include "shardfield/comm/in_process.h"
 
-#include <torch/csrc/distributed/c10d/HashStore.hpp>
-#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
-
 #include <mutex>
 #include <thread>
+
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include "shardfield/comm/group_mesh.h"
 #include "shardfield/comm/traffic.h"
@@ -30,7 +30,8 @@ Groups make_groups(const c10::intrusive_ptr<c10d::Store>& store, const spec::Mes
   for (int a = 0; a < place.num_axes(); ++a) {
     std::vector<int64_t> first = place.coord;
     first[a] = 0;
-    const std::string name = "axis" + std::to_string(a) + "from" + std::to_string(place.rank_at(first));
+    const std::string name =
+        "axis" + std::to_string(a) + "from" + std::to_string(place.rank_at(first));
     groups.axis.push_back(make_gloo(sub_store(name), static_cast<int>(place.coord[a]),
                                     static_cast<int>(place.shape[a]), timeout));
   }
@@ -39,7 +40,8 @@ Groups make_groups(const c10::intrusive_ptr<c10d::Store>& store, const spec::Mes
 
 }  // namespace
 
-void run_in_process(const std::vector<int64_t>& shape, const std::function<void(const spec::Mesh&)>& body,
+void run_in_process(const std::vector<int64_t>& shape,
+                    const std::function<void(const spec::Mesh&)>& body,
                     std::chrono::milliseconds timeout, const std::vector<std::string>& axis_names) {
   auto store = c10::make_intrusive<c10d::HashStore>();
   spec::Mesh places;

@@ -56,17 +56,26 @@ std::shared_ptr<Record> start_recording() {
 void stop_recording(const std::shared_ptr<Record>& record) {
   const std::lock_guard<std::mutex> lock(mutex());
   auto& list = active();
-  auto it = std::find_if(list.begin(), list.end(), [&](const Active& a) { return a.record == record; });
+  auto it =
+      std::find_if(list.begin(), list.end(), [&](const Active& a) { return a.record == record; });
   if (it == list.end()) return;
   list.erase(it);
   --num_active;
 }
 
-bool is_recording() { return num_active.load(std::memory_order_relaxed) > 0; }
+bool is_recording() {
+  return num_active.load(std::memory_order_relaxed) > 0;
+}
 
-int current_context() { return tls_context; }
-void set_current_context(int context) { tls_context = context; }
-int new_context() { return ++num_contexts; }
+int current_context() {
+  return tls_context;
+}
+void set_current_context(int context) {
+  tls_context = context;
+}
+int new_context() {
+  return ++num_contexts;
+}
 
 OpScope::OpScope(const char* op) : saved_op_(tls_op), saved_layer_(tls_layer) {
   if (!tls_op) tls_op = op;
@@ -88,9 +97,15 @@ int intern_layer(const std::string& name) {
   names.push_back(name);
   return static_cast<int>(names.size()) - 1;
 }
-int current_layer() { return tls_layer; }
-void set_current_layer(int layer) { tls_layer = layer; }
-const char* current_op() { return tls_op; }
+int current_layer() {
+  return tls_layer;
+}
+void set_current_layer(int layer) {
+  tls_layer = layer;
+}
+const char* current_op() {
+  return tls_op;
+}
 
 void count_call(int context) {
   charge(context, tls_op, [](OpTraffic& t) { ++t.calls; });

@@ -1,9 +1,9 @@
 #include "shardfield/dispatch/boxed.h"
 
+#include <array>
+
 #include <ATen/ATen.h>
 #include <ATen/ExpandUtils.h>
-
-#include <array>
 
 #include "shardfield/base/error.h"
 #include "shardfield/comm/traffic.h"
@@ -27,7 +27,9 @@ using torch::jit::Stack;
 class Arguments {
  public:
   Arguments(const c10::OperatorHandle& op, Stack* stack)
-      : schema_(op.schema()), stack_(stack), count_(schema_.arguments().size()),
+      : schema_(op.schema()),
+        stack_(stack),
+        count_(schema_.arguments().size()),
         base_(stack->size() - count_) {}
 
   size_t size() const { return count_; }
@@ -99,9 +101,9 @@ std::vector<Tensor> shaping_operands(const c10::OperatorHandle& op, const Argume
 }
 
 bool any_grad(const std::vector<Tensor>& operands) {
-  return at::GradMode::is_enabled() && std::any_of(operands.begin(), operands.end(), [](const Tensor& t) {
-           return t.requires_grad();
-         });
+  return at::GradMode::is_enabled() &&
+         std::any_of(operands.begin(), operands.end(),
+                     [](const Tensor& t) { return t.requires_grad(); });
 }
 
 }  // namespace
@@ -110,12 +112,6 @@ void formula(const c10::OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
   const Arguments args(op, stack);
   if (args.writes_plain()) return gather_and_call(op, stack);
   const Nodes keep = prepare_leaves(args);
-  run_formula(op, keys, stack);
-}
-
-void formula_of_view(const c10::OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
-  const Nodes keep = prepare_leaves(Arguments(op, stack));
-  const ViewReplay replay;
   run_formula(op, keys, stack);
 }
 
@@ -143,7 +139,8 @@ const Layout* layout_in_result(const Tensor& operand, at::IntArrayRef sizes) {
   const Layout& layout = tensor::layout_of(operand);
   const int shift = static_cast<int>(sizes.size() - operand.dim());
   bool whole = true;
-  for (const spec::Cut& cut : layout.cuts()) whole &= operand.size(cut.dim) == sizes[cut.dim + shift];
+  for (const spec::Cut& cut : layout.cuts())
+    whole &= operand.size(cut.dim) == sizes[cut.dim + shift];
   if (!whole) return nullptr;
   if (shift == 0) return &layout;
   std::vector<int> new_dim(operand.dim());
@@ -172,8 +169,8 @@ c10::SmallVector<int64_t, 5> result_strides(const Tensor& like, at::IntArrayRef 
 namespace {
 
 /// Puts the pieces of all operands on the stack; returns the layout of the result.
-Reference localize(const c10::OperatorHandle& op, const Arguments& args, const std::vector<int64_t>& sizes,
-                   const std::vector<Tensor>& operands) {
+Reference localize(const c10::OperatorHandle& op, const Arguments& args,
+                   const std::vector<int64_t>& sizes, const std::vector<Tensor>& operands) {
   Reference ref = reference_of(operands, sizes);
   for (size_t i = 0; i < args.size(); ++i) {
     if (args[i].isTensor() && args.is_written(i) && is_sharded(args[i].toTensor()) &&
@@ -233,7 +230,8 @@ struct Written {
 };
 
 /// Cuts of `layout` that a result of these sizes can keep.
-const Layout* resharded_layout(const Layout& layout, at::IntArrayRef sizes, at::IntArrayRef result) {
+const Layout* resharded_layout(const Layout& layout, at::IntArrayRef sizes,
+                               at::IntArrayRef result) {
   if (sizes.size() != result.size()) return nullptr;
   for (const spec::Cut& cut : layout.cuts())
     if (sizes[cut.dim] != result[cut.dim]) return nullptr;
@@ -247,7 +245,8 @@ Tensor gathered(const Tensor& t, Tensor& example) {
 }
 
 /// Replaces every sharded argument by its gathered value.
-std::vector<Written> gather_arguments(const c10::OperatorHandle& op, const Arguments& args, Tensor& example) {
+std::vector<Written> gather_arguments(const c10::OperatorHandle& op, const Arguments& args,
+                                      Tensor& example) {
   std::vector<Written> written;
   for (size_t i = 0; i < args.size(); ++i) {
     c10::IValue& v = args[i];
@@ -266,9 +265,10 @@ std::vector<Written> gather_arguments(const c10::OperatorHandle& op, const Argum
         any |= is_sharded(t);
         t = gathered(t, example);
       }
-      SHARDFIELD_CHECK(!any || !args.is_written(i), op.schema().name(),
-                       "writes into a list that holds sharded tensors, and has no sharded kernel; pass "
-                       "foreach=False and fused=False, or call it on x.to_local() of each");
+      SHARDFIELD_CHECK(
+          !any || !args.is_written(i), op.schema().name(),
+          "writes into a list that holds sharded tensors, and has no sharded kernel; pass "
+          "foreach=False and fused=False, or call it on x.to_local() of each");
       if (any) v = list;
     } else if (v.isList()) {
       auto list = v.toList().copy();
@@ -297,7 +297,8 @@ Tensor reshard_result(const Tensor& result, const Tensor& example, std::vector<W
 
 void refuse_views(const c10::OperatorHandle& op) {
   const auto& returns = op.schema().returns();
-  const bool view = !returns.empty() && returns[0].alias_info() && !returns[0].alias_info()->isWrite();
+  const bool view =
+      !returns.empty() && returns[0].alias_info() && !returns[0].alias_info()->isWrite();
   SHARDFIELD_CHECK(!view, op.schema().name(),
                    "this view has no sharded form, and a gathered copy would lose writes; use "
                    "x.full_tensor() first if a copy is meant");
@@ -319,8 +320,9 @@ void gather_and_call(const c10::OperatorHandle& op, Stack* stack) {
   op.callBoxed(stack);
   if (!example.defined()) return;
   for (Written& w : written) {
-    SHARDFIELD_CHECK(w.full.sizes() == w.target.sizes(), name, "would resize a sharded tensor from ",
-                     w.target.sizes(), " to ", w.full.sizes(), "; allocate a new one");
+    SHARDFIELD_CHECK(w.full.sizes() == w.target.sizes(), name,
+                     "would resize a sharded tensor from ", w.target.sizes(), " to ",
+                     w.full.sizes(), "; allocate a new one");
     w.target.copy_(tensor::scatter_like(w.full, &tensor::layout_of(w.target)));
   }
   for (size_t i = stack->size() - op.schema().returns().size(); i < stack->size(); ++i) {

@@ -13,10 +13,6 @@ namespace shardfield::dispatch {
 void formula(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack);
 void formula_of_elementwise(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
                             torch::jit::Stack* stack);
-/// Also turns view replay on: without it in-place on a view rebuilds it by as_strided, which a
-/// tensor without storage cannot do.
-void formula_of_view(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack);
-
 /// At PrivateUse3: an elementwise op on the pieces.
 void elementwise_kernel(const c10::OperatorHandle& op, torch::jit::Stack* stack);
 

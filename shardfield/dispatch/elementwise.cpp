@@ -1,10 +1,10 @@
 #include "shardfield/dispatch/elementwise.h"
 
-#include <ATen/core/dispatch/Dispatcher.h>
-#include <torch/csrc/autograd/variable.h>
-
 #include <array>
 #include <map>
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <torch/csrc/autograd/variable.h>
 
 #include "shardfield/comm/traffic.h"
 #include "shardfield/dispatch/boxed.h"
@@ -52,14 +52,17 @@ struct Common {
   void operator()(const T&) {}
 };
 
-inline const Tensor& piece_or_self(const Tensor& t) { return is_sharded(t) ? impl_of(t)->piece() : t; }
+inline const Tensor& piece_or_self(const Tensor& t) {
+  return is_sharded(t) ? impl_of(t)->piece() : t;
+}
 
 template <class A>
 decltype(auto) as_piece(A& a) {
   if constexpr (std::is_same_v<std::remove_cvref_t<A>, Tensor>) {
     // In-place ops take Tensor&; the piece handle is const, the tensor it names is written.
     if constexpr (!std::is_const_v<std::remove_reference_t<A>>) {
-      return const_cast<Tensor&>(piece_or_self(a));  // NOLINT(cppcoreguidelines-pro-type-const-cast)
+      return const_cast<Tensor&>(
+          piece_or_self(a));  // NOLINT(cppcoreguidelines-pro-type-const-cast)
     } else {
       return piece_or_self(a);
     }
@@ -74,7 +77,8 @@ First& first_of(First& first, Rest&...) {
 }
 
 template <class R, class... A>
-R call_boxed(void (*kernel)(const c10::OperatorHandle&, torch::jit::Stack*), const c10::OperatorHandle& op, A&... a) {
+R call_boxed(void (*kernel)(const c10::OperatorHandle&, torch::jit::Stack*),
+             const c10::OperatorHandle& op, A&... a) {
   torch::jit::Stack stack;
   stack.reserve(sizeof...(A));
   (stack.emplace_back(a), ...);
@@ -107,14 +111,16 @@ struct Backend<R(A...)> final : c10::OperatorKernel {
       op.redispatch(keys, as_piece<std::remove_reference_t<A>>(a)...);
       return first_of(a...);
     } else {
-      return tensor::make_like(op.redispatch(keys, as_piece<const std::remove_reference_t<A>>(a)...), common.ref);
+      return tensor::make_like(
+          op.redispatch(keys, as_piece<const std::remove_reference_t<A>>(a)...), common.ref);
     }
   }
 };
 
 /// True when a tensor argument needs nothing before PyTorch's formula; makes a sharded leaf's own
 /// accumulator.
-inline bool ready(const Tensor& t, const ShardTensorImpl* ref, c10::intrusive_ptr<torch::autograd::Node>& keep) {
+inline bool ready(const Tensor& t, const ShardTensorImpl* ref,
+                  c10::intrusive_ptr<torch::autograd::Node>& keep) {
   if (!t.defined()) return true;
   auto* meta = torch::autograd::impl::get_autograd_meta(t);
   const bool wants_grad = meta && (meta->requires_grad_ || meta->grad_fn_);
@@ -166,17 +172,19 @@ struct Formula<R(A...)> final : c10::OperatorKernel {
   }
 };
 
-using Register = void (*)(const c10::OperatorHandle&, const char*, torch::Library&, torch::Library&, bool);
+using Register = void (*)(const c10::OperatorHandle&, const char*, torch::Library&, torch::Library&,
+                          bool);
 
 template <class Signature>
 struct Registrar;
 template <class R, class... A>
 struct Registrar<R(A...)> {
-  static void run(const c10::OperatorHandle& op, const char* name, torch::Library& backend, torch::Library& autograd,
-                  bool has_formula) {
+  static void run(const c10::OperatorHandle& op, const char* name, torch::Library& backend,
+                  torch::Library& autograd, bool has_formula) {
     const auto typed = op.typed<R(A...)>();
     auto kernel = std::make_shared<Backend<R(A...)>>(typed);
-    backend.impl(name, torch::CppFunction([kernel](A... a) -> R { return (*kernel)(std::forward<A>(a)...); }));
+    backend.impl(name, torch::CppFunction(
+                           [kernel](A... a) -> R { return (*kernel)(std::forward<A>(a)...); }));
     if (!has_formula) return;
     auto formula = std::make_shared<Formula<R(A...)>>(typed);
     autograd.impl(name, torch::CppFunction([formula](DispatchKeySet keys, A... a) -> R {

@@ -30,7 +30,16 @@ class ViewReplay {
   bool before_;
 };
 
-/// Runs PyTorch's formula of a view op, e.g. call_view_formula<at::_ops::expand>(keys, x, ...).
+/// Runs PyTorch's formula of a view op, view replay on.
+template <class Handle, class Self, class... Args>
+decltype(auto) call_view_formula(const Handle& op, c10::DispatchKeySet keys, Self&& x,
+                                 Args&&... args) {
+  const auto keep = prepare_leaf(x);
+  const ViewReplay replay;
+  return op.redispatch(formula_keys(keys), std::forward<Self>(x), std::forward<Args>(args)...);
+}
+
+/// The same by name, e.g. call_view_formula<at::_ops::expand>(keys, x, ...).
 template <class Op, class... Args>
 at::Tensor call_view_formula(c10::DispatchKeySet keys, const at::Tensor& x, Args&&... args) {
   const auto keep = prepare_leaf(x);

@@ -34,7 +34,8 @@ c10::intrusive_ptr<torch::autograd::Node> prepare_leaf(const at::Tensor& t) {
   if (!t.requires_grad() || !t.is_leaf() || !at::GradMode::is_enabled()) return {};
   if (torch::autograd::impl::try_get_grad_accumulator(t)) return {};
   c10::intrusive_ptr<torch::autograd::Node> node = c10::make_intrusive<ShardAccumulateGrad>(t);
-  torch::autograd::impl::set_grad_accumulator(t, c10::weak_intrusive_ptr<torch::autograd::Node>(node));
+  torch::autograd::impl::set_grad_accumulator(t,
+                                              c10::weak_intrusive_ptr<torch::autograd::Node>(node));
   return node;
 }
 

@@ -24,21 +24,35 @@ torch::Library make_library(const char* ns, DispatchKey key) {
 
 /// Bookkeeping ops whose autograd kernels are right for a ShardTensor as they are.
 bool is_bookkeeping(const std::string& name) {
-  static const std::set<std::string> names = {
-      "aten::detach",          "aten::detach_",        "aten::_backward",      "aten::set_data",
-      "aten::requires_grad_",  "aten::_fw_primal",     "aten::_make_dual",     "aten::_unpack_dual",
-      "aten::is_leaf",         "aten::output_nr",      "aten::_version",       "aten::retain_grad",
-      "aten::retains_grad",    "aten::data",           "aten::record_stream",  "aten::storage_offset",
-      "aten::size",            "aten::rename_",        "aten::is_same_size",   "aten::_has_same_storage_numel",
-      "aten::_new_zeros_with_same_feature_meta"};
+  static const std::set<std::string> names = {"aten::detach",
+                                              "aten::detach_",
+                                              "aten::_backward",
+                                              "aten::set_data",
+                                              "aten::requires_grad_",
+                                              "aten::_fw_primal",
+                                              "aten::_make_dual",
+                                              "aten::_unpack_dual",
+                                              "aten::is_leaf",
+                                              "aten::output_nr",
+                                              "aten::_version",
+                                              "aten::retain_grad",
+                                              "aten::retains_grad",
+                                              "aten::data",
+                                              "aten::record_stream",
+                                              "aten::storage_offset",
+                                              "aten::size",
+                                              "aten::rename_",
+                                              "aten::is_same_size",
+                                              "aten::_has_same_storage_numel",
+                                              "aten::_new_zeros_with_same_feature_meta"};
   return names.contains(name);
 }
 
 /// Ops of PyTorch that only allocate or loop through ops we have kernels for.
 bool decomposes_well(const std::string& name) {
-  static const std::set<std::string> names = {
-      "aten::zeros_like", "aten::ones_like", "aten::full_like", "aten::new_full", "aten::new_ones",
-      "aten::new_zeros"};
+  static const std::set<std::string> names = {"aten::zeros_like", "aten::ones_like",
+                                              "aten::full_like",  "aten::new_full",
+                                              "aten::new_ones",   "aten::new_zeros"};
   return names.contains(name);
 }
 
@@ -56,7 +70,9 @@ bool is_elementwise(const c10::OperatorHandle& op) {
 
 }  // namespace
 
-OpRegistration::OpRegistration(Registration registration) { registrations().push_back(registration); }
+OpRegistration::OpRegistration(Registration registration) {
+  registrations().push_back(registration);
+}
 
 OpTable::OpTable()
     : autograd_(make_library("aten", DispatchKey::AutogradPrivateUse3)),
@@ -67,16 +83,16 @@ OpTable::OpTable()
   backend_fallback_.fallback(torch::CppFunction::makeFromBoxedFunction<&gather_and_call>());
 }
 
-void OpTable::add_formula(const char* name, Kind kind) {
-  if (is_bookkeeping(name) || own_autograd_.contains(name)) return;
-  const auto parsed = torch::jit::parseName(name);
-  const auto op = c10::Dispatcher::singleton().findSchema(parsed);
+bool OpTable::has_formula(const char* name) const {
+  if (is_bookkeeping(name) || own_autograd_.contains(name)) return false;
+  const auto op = c10::Dispatcher::singleton().findSchema(torch::jit::parseName(name));
   TORCH_CHECK(op, "shardfield: this libtorch has no op ", name);
-  if (!op->hasKernelForDispatchKey(DispatchKey::Autograd)) return;
+  return op->hasKernelForDispatchKey(DispatchKey::Autograd);
+}
+
+void OpTable::add_formula(const char* name, Kind kind) {
+  if (!has_formula(name)) return;
   switch (kind) {
-    case Kind::kView:
-      autograd_.impl(name, torch::CppFunction::makeFromBoxedFunction<&formula_of_view>());
-      break;
     case Kind::kElementwise:
       autograd_.impl(name, torch::CppFunction::makeFromBoxedFunction<&formula_of_elementwise>());
       break;
@@ -95,10 +111,13 @@ void OpTable::fill_defaults() {
     const auto op = dispatcher.findSchema(op_name);
     if (!op || op->hasKernelForDispatchKey(DispatchKey::CompositeImplicitAutograd)) continue;
     const bool elementwise = is_elementwise(*op);
-    const bool has_default = op->hasKernelForDispatchKey(DispatchKey::CompositeExplicitAutogradNonFunctional) ||
-                             op->hasKernelForDispatchKey(DispatchKey::CompositeExplicitAutograd);
-    const bool formula_above = op->hasKernelForDispatchKey(DispatchKey::Autograd) && !own_autograd_.contains(name);
-    if (elementwise && register_unboxed(*op, name.c_str(), backend_, autograd_, formula_above)) continue;
+    const bool has_default =
+        op->hasKernelForDispatchKey(DispatchKey::CompositeExplicitAutogradNonFunctional) ||
+        op->hasKernelForDispatchKey(DispatchKey::CompositeExplicitAutograd);
+    const bool formula_above =
+        op->hasKernelForDispatchKey(DispatchKey::Autograd) && !own_autograd_.contains(name);
+    if (elementwise && register_unboxed(*op, name.c_str(), backend_, autograd_, formula_above))
+      continue;
     if (elementwise) {
       backend_.impl(name.c_str(), torch::CppFunction::makeFromBoxedFunction<&elementwise_kernel>());
     } else if (has_default && !decomposes_well(name) && !is_bookkeeping(name)) {
@@ -106,7 +125,8 @@ void OpTable::fill_defaults() {
     }
     if (!formula_above || is_bookkeeping(name)) continue;
     if (elementwise) {
-      autograd_.impl(name.c_str(), torch::CppFunction::makeFromBoxedFunction<&formula_of_elementwise>());
+      autograd_.impl(name.c_str(),
+                     torch::CppFunction::makeFromBoxedFunction<&formula_of_elementwise>());
     } else if (decomposes_well(name)) {
       autograd_.impl(name.c_str(), torch::CppFunction::makeFromBoxedFunction<&formula>());
     } else {

@@ -1,13 +1,14 @@
 #pragma once
 
-#include <torch/library.h>
-
 #include <memory>
 #include <set>
 #include <string>
 #include <vector>
 
+#include <torch/library.h>
+
 #include "shardfield/comm/traffic.h"
+#include "shardfield/dispatch/formula.h"
 
 namespace shardfield::dispatch {
 
@@ -48,7 +49,8 @@ class OpTable {
   void view(const char* name, F function) {
     own_.insert(name);
     backend_.impl(name, torch::CppFunction(function));
-    add_formula(name, Kind::kView);
+    if (!has_formula(name)) return;
+    add_view_formula(name, static_cast<typename F::FuncType*>(nullptr));
   }
 
   /// Only above autograd; the backend kernel is left to the default rules.
@@ -66,7 +68,7 @@ class OpTable {
   void fill_defaults();
 
  private:
-  enum class Kind { kBackend, kElementwise, kView };
+  enum class Kind { kBackend, kElementwise };
 
   template <class F>
   static torch::CppFunction scoped(const char* name, F) {
@@ -80,6 +82,16 @@ class OpTable {
     });
   }
   void add_formula(const char* name, Kind kind);
+  /// True when PyTorch has an autograd kernel for it and no file put one above it.
+  bool has_formula(const char* name) const;
+  template <class R, class... A>
+  void add_view_formula(const char* name, R (*)(A...)) {
+    const auto op =
+        c10::Dispatcher::singleton().findSchema(torch::jit::parseName(name))->typed<R(A...)>();
+    autograd_.impl(name, torch::CppFunction([op](c10::DispatchKeySet keys, A... a) -> R {
+                     return call_view_formula(op, keys, std::forward<A>(a)...);
+                   }));
+  }
 
   torch::Library autograd_;
   torch::Library backend_;
@@ -95,10 +107,10 @@ struct OpRegistration {
 };
 
 /// Opens the registration block of an op file: SHARDFIELD_OPS(conv) { table.composed(...); }
-#define SHARDFIELD_OPS(family)                                                              \
-  static void register_##family(::shardfield::dispatch::OpTable& table);                    \
-  [[gnu::init_priority(1000)]] static const ::shardfield::dispatch::OpRegistration          \
-      registered_##family(&register_##family);                                              \
+#define SHARDFIELD_OPS(family)                                                     \
+  static void register_##family(::shardfield::dispatch::OpTable& table);           \
+  [[gnu::init_priority(1000)]] static const ::shardfield::dispatch::OpRegistration \
+      registered_##family(&register_##family);                                     \
   static void register_##family(::shardfield::dispatch::OpTable& table)
 
 }  // namespace shardfield::dispatch

@@ -1,11 +1,11 @@
 #include "shardfield/exchange/rows.h"
 
-#include <ATen/ATen.h>
-#include <torch/csrc/autograd/custom_function.h>
-
 #include <map>
 #include <mutex>
 #include <tuple>
+
+#include <ATen/ATen.h>
+#include <torch/csrc/autograd/custom_function.h>
 
 #include "shardfield/comm/backward_scope.h"
 
@@ -58,7 +58,8 @@ Tensor packed(const Tensor& t, int dim, const std::vector<Segment>& segments) {
 
 }  // namespace
 
-RowExchange::RowExchange(const spec::Layout& layout, size_t c, std::vector<std::vector<Segment>> wanted)
+RowExchange::RowExchange(const spec::Layout& layout, size_t c,
+                         std::vector<std::vector<Segment>> wanted)
     : mesh_(&layout.mesh()), dim_(layout.cuts()[c].dim), own_rows_(layout.local_size(c)) {
   const spec::Cut& cut = layout.cuts()[c];
   const spec::RowPlan plan{cut.sizes, std::move(wanted)};
@@ -73,20 +74,23 @@ RowExchange::RowExchange(const spec::Layout& layout, size_t c, std::vector<std::
     }
     if (mine) mesh_rank_[cut.piece_at(*mesh_, coord)] = r;
   }
-  identity_ = messages_.sends.empty() && messages_.receives.empty() && messages_.copies.size() == 1 &&
-              messages_.num_wanted == own_rows_ && messages_.copies[0].source == Segment{0, own_rows_, 1};
+  identity_ = messages_.sends.empty() && messages_.receives.empty() &&
+              messages_.copies.size() == 1 && messages_.num_wanted == own_rows_ &&
+              messages_.copies[0].source == Segment{0, own_rows_, 1};
 }
 
 Tensor RowExchange::forward(const Tensor& piece) const {
   if (identity_) return piece;
   std::vector<comm::Message> sends, recvs;
-  for (const auto& s : messages_.sends) sends.push_back({mesh_rank_[s.peer], packed(piece, dim_, s.rows)});
+  for (const auto& s : messages_.sends)
+    sends.push_back({mesh_rank_[s.peer], packed(piece, dim_, s.rows)});
   for (const auto& r : messages_.receives)
     recvs.push_back({mesh_rank_[r.peer], empty_rows(piece, dim_, r.num_rows)});
   std::vector<comm::Message> arriving = recvs;
   comm::Exchange transfer = comm::start_exchange(*mesh_, std::move(sends), std::move(recvs));
   Tensor out = empty_rows(piece, dim_, messages_.num_wanted);
-  for (const auto& c : messages_.copies) take(out, dim_, c.target).copy_(take(piece, dim_, c.source));
+  for (const auto& c : messages_.copies)
+    take(out, dim_, c.target).copy_(take(piece, dim_, c.source));
   transfer.wait();
   for (size_t i = 0; i < arriving.size(); ++i)
     for (const auto& place : messages_.receives[i].places)
@@ -99,7 +103,8 @@ Tensor RowExchange::adjoint(const Tensor& rows) const {
   std::vector<comm::Message> sends, recvs;
   for (const auto& r : messages_.receives) {
     Tensor buffer = empty_rows(rows, dim_, r.num_rows).zero_();
-    for (const auto& place : r.places) add_to(buffer, dim_, place.source, take(rows, dim_, place.target));
+    for (const auto& place : r.places)
+      add_to(buffer, dim_, place.source, take(rows, dim_, place.target));
     sends.push_back({mesh_rank_[r.peer], buffer});
   }
   for (const auto& s : messages_.sends)
@@ -125,7 +130,8 @@ std::shared_ptr<const RowExchange> row_exchange(const spec::Layout& layout, size
   Key key{&layout, c, {}};
   for (const auto& segments : wanted) {
     std::get<2>(key).push_back(static_cast<int64_t>(segments.size()));
-    for (const Segment& s : segments) std::get<2>(key).insert(std::get<2>(key).end(), {s.start, s.count, s.step});
+    for (const Segment& s : segments)
+      std::get<2>(key).insert(std::get<2>(key).end(), {s.start, s.count, s.step});
   }
   static auto* mutex = new std::mutex();
   static auto* plans = new std::map<Key, std::shared_ptr<const RowExchange>>();
@@ -154,8 +160,8 @@ struct Held : torch::CustomClassHolder {
 };
 
 struct RowsFn : Function<RowsFn> {
-  static Tensor forward(AutogradContext* ctx, const Tensor& in, std::shared_ptr<const RowExchange> exchange,
-                        bool adjoint) {
+  static Tensor forward(AutogradContext* ctx, const Tensor& in,
+                        std::shared_ptr<const RowExchange> exchange, bool adjoint) {
     comm::remember_scope(ctx);
     const Tensor out = adjoint ? exchange->adjoint(in) : exchange->forward(in);
     ctx->saved_data["adjoint"] = adjoint;
@@ -166,10 +172,13 @@ struct RowsFn : Function<RowsFn> {
   }
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
     const comm::BackwardScope scope(ctx);
-    const auto held = c10::static_intrusive_pointer_cast<Held>(ctx->saved_data["exchange"].toCapsule());
+    const auto held =
+        c10::static_intrusive_pointer_cast<Held>(ctx->saved_data["exchange"].toCapsule());
     const bool adjoint = !ctx->saved_data["adjoint"].toBool();
-    if (comm::records_grad(grads[0])) return {RowsFn::apply(grads[0], held->exchange, adjoint), {}, {}};
-    return {adjoint ? held->exchange->adjoint(grads[0]) : held->exchange->forward(grads[0]), {}, {}};
+    if (comm::records_grad(grads[0]))
+      return {RowsFn::apply(grads[0], held->exchange, adjoint), {}, {}};
+    return {
+        adjoint ? held->exchange->adjoint(grads[0]) : held->exchange->forward(grads[0]), {}, {}};
   }
 };
 

@@ -1,8 +1,8 @@
 #pragma once
 
-#include <ATen/core/Tensor.h>
-
 #include <memory>
+
+#include <ATen/core/Tensor.h>
 
 #include "shardfield/comm/collectives.h"
 #include "shardfield/spec/layout.h"

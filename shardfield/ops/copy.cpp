@@ -25,32 +25,36 @@ c10::SmallVector<int64_t, 5> like_strides(const Tensor& x, std::optional<at::Mem
   return tensor::dense_strides(x.sizes(), x.suggest_memory_format());
 }
 
-Tensor empty_like(const Tensor& x, std::optional<at::ScalarType> dtype, std::optional<at::Layout> layout,
-                  std::optional<at::Device> device, std::optional<bool> pin,
-                  std::optional<at::MemoryFormat> format) {
-  return make_sharded_strided(at::empty_like(piece_of(x), dtype, layout, device, pin, format), &layout_of(x),
-                              x.sizes(), like_strides(x, format));
+Tensor empty_like(const Tensor& x, std::optional<at::ScalarType> dtype,
+                  std::optional<at::Layout> layout, std::optional<at::Device> device,
+                  std::optional<bool> pin, std::optional<at::MemoryFormat> format) {
+  return make_sharded_strided(at::empty_like(piece_of(x), dtype, layout, device, pin, format),
+                              &layout_of(x), x.sizes(), like_strides(x, format));
 }
 
 Tensor clone(const Tensor& x, std::optional<at::MemoryFormat> format) {
-  return make_sharded_strided(at::clone(piece_of(x), format), &layout_of(x), x.sizes(), like_strides(x, format));
+  return make_sharded_strided(at::clone(piece_of(x), format), &layout_of(x), x.sizes(),
+                              like_strides(x, format));
 }
 
-Tensor to_copy(const Tensor& x, std::optional<at::ScalarType> dtype, std::optional<at::Layout> layout,
-               std::optional<at::Device> device, std::optional<bool> pin, bool non_blocking,
-               std::optional<at::MemoryFormat> format) {
-  return make_sharded_strided(at::_to_copy(piece_of(x), dtype, layout, device, pin, non_blocking, format),
-                              &layout_of(x), x.sizes(), like_strides(x, format));
+Tensor to_copy(const Tensor& x, std::optional<at::ScalarType> dtype,
+               std::optional<at::Layout> layout, std::optional<at::Device> device,
+               std::optional<bool> pin, bool non_blocking, std::optional<at::MemoryFormat> format) {
+  return make_sharded_strided(
+      at::_to_copy(piece_of(x), dtype, layout, device, pin, non_blocking, format), &layout_of(x),
+      x.sizes(), like_strides(x, format));
 }
 
 /// new_*: a size equal to the tensor's own means "one like this", which would be global memory on
 /// every rank if it were plain.
 Tensor new_empty(const Tensor& x, c10::SymIntArrayRef size, std::optional<at::ScalarType> dtype,
-                 std::optional<at::Layout> layout, std::optional<at::Device> device, std::optional<bool> pin) {
+                 std::optional<at::Layout> layout, std::optional<at::Device> device,
+                 std::optional<bool> pin) {
   const auto sizes = C10_AS_INTARRAYREF_SLOW(size);
   const at::Tensor& piece = piece_of(x);
   if (sizes != x.sizes()) return piece.new_empty(sizes, dtype, layout, device, pin);
-  return tensor::make_sharded(piece.new_empty(piece.sizes(), dtype, layout, device, pin), &layout_of(x), sizes);
+  return tensor::make_sharded(piece.new_empty(piece.sizes(), dtype, layout, device, pin),
+                              &layout_of(x), sizes);
 }
 
 Tensor new_empty_strided(const Tensor& x, c10::SymIntArrayRef size, c10::SymIntArrayRef stride,
@@ -59,18 +63,21 @@ Tensor new_empty_strided(const Tensor& x, c10::SymIntArrayRef size, c10::SymIntA
   const auto sizes = C10_AS_INTARRAYREF_SLOW(size);
   const auto strides = C10_AS_INTARRAYREF_SLOW(stride);
   const at::Tensor& piece = piece_of(x);
-  if (sizes != x.sizes()) return piece.new_empty_strided(sizes, strides, dtype, layout, device, pin);
+  if (sizes != x.sizes())
+    return piece.new_empty_strided(sizes, strides, dtype, layout, device, pin);
   // The piece keeps the memory order of the outer strides.
   std::vector<int64_t> order(sizes.size()), local(sizes.size());
   for (size_t d = 0; d < order.size(); ++d) order[d] = static_cast<int64_t>(d);
-  std::stable_sort(order.begin(), order.end(), [&](int64_t a, int64_t b) { return strides[a] > strides[b]; });
+  std::stable_sort(order.begin(), order.end(),
+                   [&](int64_t a, int64_t b) { return strides[a] > strides[b]; });
   int64_t step = 1;
   for (size_t i = order.size(); i-- > 0;) {
     local[order[i]] = step;
     step *= std::max<int64_t>(piece.size(order[i]), 1);
   }
-  return make_sharded_strided(piece.new_empty_strided(piece.sizes(), local, dtype, layout, device, pin),
-                              &layout_of(x), sizes, strides);
+  return make_sharded_strided(
+      piece.new_empty_strided(piece.sizes(), local, dtype, layout, device, pin), &layout_of(x),
+      sizes, strides);
 }
 
 Tensor& copy_(Tensor& self, const Tensor& source, bool non_blocking) {
@@ -94,21 +101,33 @@ Tensor& zero_(Tensor& self) {
   return self;
 }
 
-bool same_storage_numel(const Tensor& a, const Tensor& b) { return is_sharded(a) == is_sharded(b); }
+bool same_storage_numel(const Tensor& a, const Tensor& b) {
+  return is_sharded(a) == is_sharded(b);
+}
 Tensor zeros_with_feature_meta(const Tensor& self, const Tensor& other, int64_t) {
-  if (is_sharded(self) && is_sharded(other) && self.sizes() == other.sizes()) return at::zeros_like(self);
+  if (is_sharded(self) && is_sharded(other) && self.sizes() == other.sizes())
+    return at::zeros_like(self);
   if (is_sharded(other)) return at::zeros_like(other);
   return at::zeros(other.sizes(), other.options());
 }
 
 [[noreturn]] void refuse(const char* op) {
-  SHARDFIELD_CHECK(false, op, "a sharded tensor cannot take other storage or sizes; make a new one with "
+  SHARDFIELD_CHECK(false, op,
+                   "a sharded tensor cannot take other storage or sizes; make a new one with "
                    "shard_tensor or from_local");
 }
-const Tensor& resize_(const Tensor&, c10::SymIntArrayRef, std::optional<at::MemoryFormat>) { refuse("resize_"); }
-const Tensor& resize_as_(const Tensor&, const Tensor&, std::optional<at::MemoryFormat>) { refuse("resize_as_"); }
-Tensor& set_storage(Tensor&, at::Storage) { refuse("set_"); }
-Tensor& set_tensor(Tensor&, const Tensor&) { refuse("set_"); }
+const Tensor& resize_(const Tensor&, c10::SymIntArrayRef, std::optional<at::MemoryFormat>) {
+  refuse("resize_");
+}
+const Tensor& resize_as_(const Tensor&, const Tensor&, std::optional<at::MemoryFormat>) {
+  refuse("resize_as_");
+}
+Tensor& set_storage(Tensor&, at::Storage) {
+  refuse("set_");
+}
+Tensor& set_tensor(Tensor&, const Tensor&) {
+  refuse("set_");
+}
 
 }  // namespace
 

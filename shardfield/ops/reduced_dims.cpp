@@ -13,7 +13,8 @@ ReducedDims::ReducedDims(const at::Tensor& x, at::OptionalIntArrayRef dims_arg, 
   if (dims_arg.has_value()) {
     for (int64_t d : *dims_arg) {
       d = at::maybe_wrap_dim(d, x.dim());
-      SHARDFIELD_CHECK(dims_arg->size() == 1 || !reduced[d], "reduction", "dim ", d, " appears twice in ", *dims_arg);
+      SHARDFIELD_CHECK(dims_arg->size() == 1 || !reduced[d], "reduction", "dim ", d,
+                       " appears twice in ", *dims_arg);
       reduced[d] = true;
     }
   }
@@ -37,7 +38,9 @@ int64_t ReducedDims::count(const at::Tensor& x) const {
   return n;
 }
 
-at::Tensor ReducedDims::finish(const at::Tensor& partial) const { return tensor::wrap(partial, layout, sizes); }
+at::Tensor ReducedDims::finish(const at::Tensor& partial) const {
+  return tensor::wrap(partial, layout, sizes);
+}
 
 at::Tensor ReducedDims::finish_sum(const at::Tensor& partial) const {
   return finish(crosses_ranks() ? tensor::reduce_sum(partial, source->mesh(), axes) : partial);

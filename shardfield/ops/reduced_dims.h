@@ -13,11 +13,11 @@ struct ReducedDims {
   /// @param dims  empty or absent means all dims, as in PyTorch.
   ReducedDims(const at::Tensor& x, at::OptionalIntArrayRef dims, bool keepdim);
 
-  std::vector<int64_t> dims;         ///< wrapped, ascending
-  std::vector<int> axes;             ///< mesh axes of the cuts that are reduced away
-  const spec::Layout* source;        ///< layout of the input
-  const spec::Layout* layout;        ///< layout of the result; nullptr when plain
-  std::vector<int64_t> sizes;        ///< global sizes of the result
+  std::vector<int64_t> dims;   ///< wrapped, ascending
+  std::vector<int> axes;       ///< mesh axes of the cuts that are reduced away
+  const spec::Layout* source;  ///< layout of the input
+  const spec::Layout* layout;  ///< layout of the result; nullptr when plain
+  std::vector<int64_t> sizes;  ///< global sizes of the result
 
   bool crosses_ranks() const { return !axes.empty(); }
   /// Elements of the input that go into one result element, over all ranks.

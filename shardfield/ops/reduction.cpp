@@ -23,7 +23,9 @@ Tensor sum_dims(const Tensor& x, OptionalIntArrayRef dims, bool keepdim, Dtype d
   const ReducedDims r(x, dims, keepdim);
   return r.finish_sum(at::sum(local(x), r.dims, keepdim, dtype));
 }
-Tensor sum(const Tensor& x, Dtype dtype) { return sum_dims(x, std::nullopt, false, dtype); }
+Tensor sum(const Tensor& x, Dtype dtype) {
+  return sum_dims(x, std::nullopt, false, dtype);
+}
 
 Tensor mean_dims(const Tensor& x, OptionalIntArrayRef dims, bool keepdim, Dtype dtype) {
   const auto type = dtype.value_or(x.scalar_type());
@@ -38,7 +40,9 @@ Tensor mean_dims(const Tensor& x, OptionalIntArrayRef dims, bool keepdim, Dtype 
   }
   return sum_dims(x, dims, keepdim, dtype) / count;
 }
-Tensor mean(const Tensor& x, Dtype dtype) { return mean_dims(x, std::nullopt, false, dtype); }
+Tensor mean(const Tensor& x, Dtype dtype) {
+  return mean_dims(x, std::nullopt, false, dtype);
+}
 
 }  // namespace
 

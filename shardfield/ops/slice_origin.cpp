@@ -23,15 +23,15 @@ std::map<Key, const Layout*>& origins() {
 
 }  // namespace
 
-void remember_slice_origin(const Layout* sliced, at::IntArrayRef source_sizes, int64_t dim, int64_t begin,
-                           int64_t step, const Layout* source) {
+void remember_slice_origin(const Layout* sliced, at::IntArrayRef source_sizes, int64_t dim,
+                           int64_t begin, int64_t step, const Layout* source) {
   if (!sliced) return;
   const std::lock_guard<std::mutex> lock(mutex());
   origins()[{sliced, source_sizes.vec(), dim, begin, step}] = source;
 }
 
-const Layout* slice_origin(const Layout* sliced, at::IntArrayRef source_sizes, int64_t dim, int64_t begin,
-                           int64_t step) {
+const Layout* slice_origin(const Layout* sliced, at::IntArrayRef source_sizes, int64_t dim,
+                           int64_t begin, int64_t step) {
   {
     const std::lock_guard<std::mutex> lock(mutex());
     auto it = origins().find({sliced, source_sizes.vec(), dim, begin, step});

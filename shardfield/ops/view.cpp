@@ -1,5 +1,6 @@
 // Views: the outer geometry follows PyTorch's rules on outer sizes and strides, the piece is viewed
-// alike. Every view aliases its source; what cannot alias is gathered with a fresh value and said so.
+// alike. Every view aliases its source; what cannot alias is gathered with a fresh value and said
+// so.
 
 #include <ATen/ATen.h>
 #include <ATen/InferSize.h>
@@ -26,60 +27,75 @@ using tensor::make_view;
 using tensor::piece_of;
 using Sizes = c10::SmallVector<int64_t, 5>;
 
-/// Outer sizes and strides being rewritten, and where each old dim goes.
+/// Sizes and strides being rewritten, outside and of the piece alike, and where each old dim goes.
 struct Geometry {
   Sizes sizes, strides;
+  Sizes piece_sizes, piece_strides;
   c10::SmallVector<int, 8> new_dim;
 
   explicit Geometry(const Tensor& x)
-      : sizes(x.sizes().begin(), x.sizes().end()), strides(x.strides().begin(), x.strides().end()) {
+      : sizes(x.sizes().begin(), x.sizes().end()),
+        strides(x.strides().begin(), x.strides().end()),
+        piece_sizes(piece_of(x).sizes().begin(), piece_of(x).sizes().end()),
+        piece_strides(piece_of(x).strides().begin(), piece_of(x).strides().end()) {
     for (int d = 0; d < x.dim(); ++d) new_dim.push_back(d);
   }
   void erase(int64_t d) {
-    sizes.erase(sizes.begin() + d);
-    strides.erase(strides.begin() + d);
-    new_dim[d] = -1;
-    for (size_t k = d + 1; k < new_dim.size(); ++k) --new_dim[k];
+    for (Sizes* v : {&sizes, &strides, &piece_sizes, &piece_strides}) v->erase(v->begin() + d);
+    for (int& k : new_dim) k = k == d ? -1 : k > d ? k - 1 : k;
   }
-  void insert(int64_t d, int64_t size, int64_t stride) {
-    sizes.insert(sizes.begin() + d, size);
-    strides.insert(strides.begin() + d, stride);
-    for (int& k : new_dim)
-      if (k >= d) ++k;
+  void insert_one(int64_t d) {
+    const bool last = d == static_cast<int64_t>(sizes.size());
+    const int64_t outer = last ? 1 : sizes[d] * strides[d];
+    const int64_t inner = last ? 1 : piece_sizes[d] * piece_strides[d];
+    sizes.insert(sizes.begin() + d, 1);
+    strides.insert(strides.begin() + d, outer);
+    piece_sizes.insert(piece_sizes.begin() + d, 1);
+    piece_strides.insert(piece_strides.begin() + d, inner);
+    for (int& k : new_dim) k += k >= d;
+  }
+  void swap_dims(int64_t a, int64_t b) {
+    for (Sizes* v : {&sizes, &strides, &piece_sizes, &piece_strides}) std::swap((*v)[a], (*v)[b]);
+    std::swap(new_dim[a], new_dim[b]);
   }
 };
 
-Tensor renumbered(const Tensor& x, Tensor piece, const Geometry& g, int64_t offset) {
+/// The view of x with this geometry. Offsets in elements, added to those of x and of its piece.
+Tensor viewed(const Tensor& x, const Geometry& g, int64_t offset = 0, int64_t piece_offset = 0) {
   const Layout* layout = spec::renumber(layout_of(x), {g.new_dim.data(), g.new_dim.size()});
-  return make_view(std::move(piece), layout, g.sizes, g.strides, offset, x);
+  const Tensor& piece = piece_of(x);
+  return make_view(tensor::strided_piece(piece, g.piece_sizes, g.piece_strides,
+                                         piece.storage_offset() + piece_offset),
+                   layout, g.sizes, g.strides, x.storage_offset() + offset, x);
 }
 
 Tensor alias_kernel(const Tensor& x) {
-  return make_view(at::alias(piece_of(x)), &layout_of(x), x.sizes(), x.strides(), x.storage_offset(), x);
+  return viewed(x, Geometry(x));
 }
 
 Tensor permute_kernel(const Tensor& x, at::IntArrayRef dims) {
   SHARDFIELD_CHECK(static_cast<int64_t>(dims.size()) == x.dim(), "permute", "expected ", x.dim(),
                    " dims, got ", dims.size());
+  const Geometry from(x);
   Geometry g(x);
+  std::fill(g.new_dim.begin(), g.new_dim.end(), -1);
   for (size_t i = 0; i < dims.size(); ++i) {
     const int64_t d = at::maybe_wrap_dim(dims[i], x.dim());
-    g.sizes[i] = x.size(d);
-    g.strides[i] = x.stride(d);
+    SHARDFIELD_CHECK(g.new_dim[d] == -1, "permute", "dim ", d, " appears twice in ", dims);
+    g.sizes[i] = from.sizes[d];
+    g.strides[i] = from.strides[d];
+    g.piece_sizes[i] = from.piece_sizes[d];
+    g.piece_strides[i] = from.piece_strides[d];
     g.new_dim[d] = static_cast<int>(i);
   }
-  return renumbered(x, piece_of(x).permute(dims), g, x.storage_offset());
+  return viewed(x, g);
 }
 
 Tensor transpose_kernel(const Tensor& x, int64_t dim0, int64_t dim1) {
   if (x.dim() == 0) return alias_kernel(x);
-  dim0 = at::maybe_wrap_dim(dim0, x.dim());
-  dim1 = at::maybe_wrap_dim(dim1, x.dim());
   Geometry g(x);
-  std::swap(g.sizes[dim0], g.sizes[dim1]);
-  std::swap(g.strides[dim0], g.strides[dim1]);
-  std::swap(g.new_dim[dim0], g.new_dim[dim1]);
-  return renumbered(x, piece_of(x).transpose(dim0, dim1), g, x.storage_offset());
+  g.swap_dims(at::maybe_wrap_dim(dim0, x.dim()), at::maybe_wrap_dim(dim1, x.dim()));
+  return viewed(x, g);
 }
 
 Tensor t_kernel(const Tensor& x) {
@@ -88,11 +104,9 @@ Tensor t_kernel(const Tensor& x) {
 }
 
 Tensor unsqueeze_kernel(const Tensor& x, int64_t dim) {
-  dim = at::maybe_wrap_dim(dim, x.dim() + 1);
   Geometry g(x);
-  const int64_t stride = dim < x.dim() ? x.size(dim) * x.stride(dim) : 1;
-  g.insert(dim, 1, stride);
-  return renumbered(x, piece_of(x).unsqueeze(dim), g, x.storage_offset());
+  g.insert_one(at::maybe_wrap_dim(dim, x.dim() + 1));
+  return viewed(x, g);
 }
 
 /// A dim of size 1 that is cut has one owner: without the dim every rank holds the value.
@@ -117,15 +131,13 @@ Tensor squeeze_dims(const Tensor& x, at::IntArrayRef dims) {
     return whole.squeeze(dims);
   }
   Geometry g(x);
-  Tensor piece = piece_of(x);
-  for (int64_t d : gone) {
-    g.erase(d);
-    piece = piece.squeeze(d);
-  }
-  return renumbered(x, gone.empty() ? at::alias(piece) : piece, g, x.storage_offset());
+  for (int64_t d : gone) g.erase(d);
+  return viewed(x, g);
 }
 
-Tensor squeeze_dim(const Tensor& x, int64_t dim) { return squeeze_dims(x, dim); }
+Tensor squeeze_dim(const Tensor& x, int64_t dim) {
+  return squeeze_dims(x, dim);
+}
 
 Tensor squeeze_kernel(const Tensor& x) {
   std::vector<int64_t> dims(x.dim());
@@ -138,29 +150,27 @@ Tensor expand_kernel(const Tensor& x, c10::SymIntArrayRef size, bool implicit) {
   const int64_t shift = static_cast<int64_t>(target.size()) - x.dim();
   SHARDFIELD_CHECK(shift >= 0, "expand", "expected at least ", x.dim(), " sizes, got ", target);
   Geometry g(x);
-  for (int64_t d = 0; d < shift; ++d) g.insert(0, 1, 0);
-  std::vector<int64_t> local_target(target.begin(), target.end());
+  for (int64_t d = 0; d < shift; ++d) g.insert_one(0);
   for (int64_t d = 0; d < static_cast<int64_t>(target.size()); ++d) {
     const bool grows = d < shift || (target[d] != -1 && target[d] != g.sizes[d]);
-    if (d >= shift && layout_of(x).is_cut(static_cast<int>(d - shift))) {
-      if (grows) return drop_cut_dims(x, {d - shift}).expand_symint(size, implicit);
-      local_target[d] = piece_of(x).size(d - shift);
-    }
     if (!grows) continue;
-    SHARDFIELD_CHECK(g.sizes[d] == 1, "expand", "dim ", d, " has size ", g.sizes[d], ", cannot become ",
-                     target[d], "; input ", tensor::describe(x));
-    g.sizes[d] = target[d];
-    g.strides[d] = 0;
+    if (d >= shift && layout_of(x).is_cut(static_cast<int>(d - shift))) {
+      return drop_cut_dims(x, {d - shift}).expand_symint(size, implicit);
+    }
+    SHARDFIELD_CHECK(g.sizes[d] == 1, "expand", "dim ", d, " has size ", g.sizes[d],
+                     ", cannot become ", target[d], "; input ", tensor::describe(x));
+    g.sizes[d] = g.piece_sizes[d] = target[d];
+    g.strides[d] = g.piece_strides[d] = 0;
   }
-  return renumbered(x, piece_of(x).expand(local_target, implicit), g, x.storage_offset());
+  return viewed(x, g);
 }
 
 Tensor select_kernel(const Tensor& x, int64_t dim, c10::SymInt sym_index) {
   dim = at::maybe_wrap_dim(dim, x.dim());
   int64_t index = sym_index.expect_int();
   const int64_t n = x.size(dim);
-  TORCH_CHECK_INDEX(index >= -n && index < n, "select(): index ", index, " out of range for tensor of size ",
-                    x.sizes(), " at dimension ", dim);
+  TORCH_CHECK_INDEX(index >= -n && index < n, "select(): index ", index,
+                    " out of range for tensor of size ", x.sizes(), " at dimension ", dim);
   if (index < 0) index += n;
   if (layout_of(x).is_cut(static_cast<int>(dim))) {
     // The row has one owner; every rank gets its value (a copy, not an alias).
@@ -170,15 +180,16 @@ Tensor select_kernel(const Tensor& x, int64_t dim, c10::SymInt sym_index) {
     return tensor::redistribute(row, spec::renumber(layout_of(row), keep)).select(dim, 0);
   }
   Geometry g(x);
-  const int64_t offset = x.storage_offset() + index * x.stride(dim);
   g.erase(dim);
-  return renumbered(x, piece_of(x).select(dim, index), g, offset);
+  return viewed(x, g, index * x.stride(dim), index * piece_of(x).stride(dim));
 }
 
 /// Own piece sizes of [begin, end) with step of a simple cut, and where it starts in the piece.
 std::vector<int64_t> sliced_sizes(const Cut& cut, int64_t begin, int64_t end, int64_t step) {
   std::vector<int64_t> sizes;
-  const auto count = [&](int64_t upto) { return upto <= begin ? 0 : (std::min(upto, end) - begin + step - 1) / step; };
+  const auto count = [&](int64_t upto) {
+    return upto <= begin ? 0 : (std::min(upto, end) - begin + step - 1) / step;
+  };
   int64_t offset = 0;
   for (int64_t s : cut.sizes) {
     sizes.push_back(end <= begin ? 0 : count(offset + s) - count(offset));
@@ -187,8 +198,8 @@ std::vector<int64_t> sliced_sizes(const Cut& cut, int64_t begin, int64_t end, in
   return sizes;
 }
 
-Tensor slice_kernel(const Tensor& x, int64_t dim, std::optional<c10::SymInt> start, std::optional<c10::SymInt> end,
-             c10::SymInt sym_step) {
+Tensor slice_kernel(const Tensor& x, int64_t dim, std::optional<c10::SymInt> start,
+                    std::optional<c10::SymInt> end, c10::SymInt sym_step) {
   dim = at::maybe_wrap_dim(dim, x.dim());
   const int64_t n = x.size(dim), step = sym_step.expect_int();
   SHARDFIELD_CHECK(step > 0, "slice", "step must be positive, got ", step);
@@ -198,11 +209,12 @@ Tensor slice_kernel(const Tensor& x, int64_t dim, std::optional<c10::SymInt> sta
   Geometry g(x);
   g.sizes[dim] = (e - b + step - 1) / step;
   g.strides[dim] *= step;
-  const int64_t offset = x.storage_offset() + b * x.stride(dim);
+  g.piece_strides[dim] *= step;
   const Layout& layout = layout_of(x);
   const int c = layout.cut_on(static_cast<int>(dim));
   if (c < 0) {
-    return make_view(piece_of(x).slice(dim, b, e, step), &layout, g.sizes, g.strides, offset, x);
+    g.piece_sizes[dim] = g.sizes[dim];
+    return viewed(x, g, b * x.stride(dim), b * piece_of(x).stride(dim));
   }
   if (layout.cuts()[c].total() != n || !layout.has_single_cuts()) {
     // Rows of a merged dim are scattered over the ranks.
@@ -220,27 +232,40 @@ Tensor slice_kernel(const Tensor& x, int64_t dim, std::optional<c10::SymInt> sta
   const int64_t last = std::clamp<int64_t>(e, first, to);
   const Layout* out = spec::intern_layout(layout.mesh(), std::move(cuts));
   remember_slice_origin(out, x.sizes(), dim, b, step, &layout);
-  return make_view(piece_of(x).slice(dim, first - from, last - from, step), out, g.sizes, g.strides, offset, x);
+  const Tensor& piece = piece_of(x);
+  g.piece_sizes[dim] = (last - first + step - 1) / step;
+  return make_view(
+      tensor::strided_piece(piece, g.piece_sizes, g.piece_strides,
+                            piece.storage_offset() + (first - from) * piece.stride(dim)),
+      out, g.sizes, g.strides, x.storage_offset() + b * x.stride(dim), x);
 }
 
 /// PyTorch's own rule decides whether outer sizes can be viewed.
 Sizes view_strides(const Tensor& x, at::IntArrayRef sizes) {
   auto strides = at::detail::computeStride(x.sizes(), x.strides(), sizes);
-  SHARDFIELD_CHECK(strides.has_value(), "view", "size ", sizes, " is not compatible with input size ", x.sizes(),
-                   " and stride ", x.strides(), "; use reshape");
+  SHARDFIELD_CHECK(strides.has_value(), "view", "size ", sizes,
+                   " is not compatible with input size ", x.sizes(), " and stride ", x.strides(),
+                   "; use reshape");
   return {strides->begin(), strides->end()};
 }
 
 Tensor reshaped(const Tensor& x, at::IntArrayRef sizes, at::IntArrayRef strides) {
   const Layout& layout = layout_of(x);
-  const auto moved = spec::reshape_layout(layout, {x.sizes().data(), x.sizes().size()}, {sizes.data(), sizes.size()});
+  const auto moved = spec::cached_reshape_layout(layout, {x.sizes().data(), x.sizes().size()},
+                                                 {sizes.data(), sizes.size()});
   if (!moved) {
     const Layout* before = spec::layout_before_reshape(layout, {x.sizes().data(), x.sizes().size()},
                                                        {sizes.data(), sizes.size()});
     return tensor::redistribute(x, before).reshape(sizes);
   }
+  const Tensor& piece = piece_of(x);
   const auto local = tensor::piece_sizes(**moved, sizes);
-  return make_view(piece_of(x).reshape(local), *moved, sizes, strides, x.storage_offset(), x);
+  const auto local_strides = at::detail::computeStride(piece.sizes(), piece.strides(), local);
+  // The piece's own memory order may not allow what the outer one does: then it is copied.
+  Tensor view = local_strides
+                    ? tensor::strided_piece(piece, local, *local_strides, piece.storage_offset())
+                    : piece.reshape(local);
+  return make_view(std::move(view), *moved, sizes, strides, x.storage_offset(), x);
 }
 
 Tensor view_kernel(const Tensor& x, c10::SymIntArrayRef size) {
@@ -258,18 +283,20 @@ Tensor reshape_alias_kernel(const Tensor& x, c10::SymIntArrayRef size, c10::SymI
 Tensor moved_to_fit(const Tensor& x, at::IntArrayRef target) {
   const auto sizes = at::infer_size_dv(target, x.numel());
   const Layout& layout = layout_of(x);
-  const std::span<const int64_t> from{x.sizes().data(), x.sizes().size()}, to{sizes.data(), sizes.size()};
-  if (spec::reshape_layout(layout, from, to)) return x;
+  const std::span<const int64_t> from{x.sizes().data(), x.sizes().size()},
+      to{sizes.data(), sizes.size()};
+  if (spec::cached_reshape_layout(layout, from, to)) return x;
   const Tensor moved = tensor::redistribute(x, spec::layout_before_reshape(layout, from, to));
   return moved.contiguous();
 }
 
 Tensor as_strided_kernel(const Tensor& x, c10::SymIntArrayRef size, c10::SymIntArrayRef stride,
-                  std::optional<c10::SymInt> sym_offset) {
+                         std::optional<c10::SymInt> sym_offset) {
   const auto sizes = C10_AS_INTARRAYREF_SLOW(size);
   const auto strides = C10_AS_INTARRAYREF_SLOW(stride);
   const int64_t offset = sym_offset ? sym_offset->expect_int() : x.storage_offset();
-  if (sizes == x.sizes() && strides == x.strides() && offset == x.storage_offset()) return alias_kernel(x);
+  if (sizes == x.sizes() && strides == x.strides() && offset == x.storage_offset())
+    return alias_kernel(x);
   std::vector<int64_t> order;
   if (offset == x.storage_offset() && static_cast<int64_t>(sizes.size()) == x.dim()) {
     for (size_t i = 0; i < sizes.size(); ++i)
@@ -281,8 +308,8 @@ Tensor as_strided_kernel(const Tensor& x, c10::SymIntArrayRef size, c10::SymIntA
         }
   }
   SHARDFIELD_CHECK(static_cast<int64_t>(order.size()) == x.dim() && !order.empty(), "as_strided",
-                   "a sharded tensor has no strides in memory: got sizes ", sizes, ", strides ", strides,
-                   ", offset ", offset, " for ", tensor::describe(x),
+                   "a sharded tensor has no strides in memory: got sizes ", sizes, ", strides ",
+                   strides, ", offset ", offset, " for ", tensor::describe(x),
                    "; use view, permute, slice, or x.full_tensor()");
   return permute_kernel(x, order);
 }
@@ -293,7 +320,8 @@ std::vector<Tensor> unbind_kernel(const Tensor& x, int64_t dim) {
   return rows;
 }
 
-std::vector<Tensor> split_with_sizes_kernel(const Tensor& x, c10::SymIntArrayRef size, int64_t dim) {
+std::vector<Tensor> split_with_sizes_kernel(const Tensor& x, c10::SymIntArrayRef size,
+                                            int64_t dim) {
   std::vector<Tensor> parts;
   int64_t begin = 0;
   for (int64_t s : C10_AS_INTARRAYREF_SLOW(size)) {
@@ -301,14 +329,15 @@ std::vector<Tensor> split_with_sizes_kernel(const Tensor& x, c10::SymIntArrayRef
     parts.push_back(x.slice(dim, begin, begin + s));
     begin += s;
   }
-  SHARDFIELD_CHECK(begin == x.size(dim), "split_with_sizes", "expected sizes that sum to ", x.size(dim),
-                   " (dim ", dim, " of ", tensor::describe(x), "), got ", begin);
+  SHARDFIELD_CHECK(begin == x.size(dim), "split_with_sizes", "expected sizes that sum to ",
+                   x.size(dim), " (dim ", dim, " of ", tensor::describe(x), "), got ", begin);
   return parts;
 }
 
 std::vector<Tensor> split_kernel(const Tensor& x, c10::SymInt sym_size, int64_t dim) {
   const int64_t n = x.size(dim), size = sym_size.expect_int();
-  SHARDFIELD_CHECK(size > 0 || (size == 0 && n == 0), "split", "split size must be positive, got ", size);
+  SHARDFIELD_CHECK(size > 0 || (size == 0 && n == 0), "split", "split size must be positive, got ",
+                   size);
   std::vector<Tensor> parts;
   for (int64_t b = 0; b < std::max<int64_t>(n, 1); b += std::max<int64_t>(size, 1))
     parts.push_back(x.slice(dim, b, std::min(b + size, n)));
@@ -319,24 +348,26 @@ std::vector<Tensor> split_kernel(const Tensor& x, c10::SymInt sym_size, int64_t 
 template <class F>
 Tensor on_whole_dims(const char* op, const Tensor& x, at::IntArrayRef dims, F&& view_op) {
   for (int64_t d : dims)
-    SHARDFIELD_CHECK(!layout_of(x).is_cut(static_cast<int>(at::maybe_wrap_dim(d, x.dim()))), op, "dim ", d,
-                     " is cut in ", tensor::describe(x),
-                     " and a gathered copy would lose writes; redistribute it or use full_tensor() first");
-  const Tensor outer = view_op(at::empty_strided(x.sizes(), x.strides(), x.options().device(at::kMeta)));
+    SHARDFIELD_CHECK(
+        !layout_of(x).is_cut(static_cast<int>(at::maybe_wrap_dim(d, x.dim()))), op, "dim ", d,
+        " is cut in ", tensor::describe(x),
+        " and a gathered copy would lose writes; redistribute it or use full_tensor() first");
+  const Tensor outer =
+      view_op(at::empty_strided(x.sizes(), x.strides(), x.options().device(at::kMeta)));
   const Tensor piece = view_op(piece_of(x));
   Geometry g(x);
   // Named dims leave or move to the end: the rest keeps its order.
   if (outer.dim() == x.dim() - 1 || outer.sizes() != x.sizes()) {
     int at = 0;
     for (int64_t d = 0; d < x.dim(); ++d) {
-      const bool named = std::any_of(dims.begin(), dims.end(), [&](int64_t k) {
-        return at::maybe_wrap_dim(k, x.dim()) == d;
-      });
+      const bool named = std::any_of(
+          dims.begin(), dims.end(), [&](int64_t k) { return at::maybe_wrap_dim(k, x.dim()) == d; });
       g.new_dim[d] = named && dims.size() > 1 ? -1 : at++;
     }
   }
   const Layout* layout = spec::renumber(layout_of(x), {g.new_dim.data(), g.new_dim.size()});
-  return make_view(piece, layout, outer.sizes(), outer.strides(), x.storage_offset() + outer.storage_offset(), x);
+  return make_view(piece, layout, outer.sizes(), outer.strides(),
+                   x.storage_offset() + outer.storage_offset(), x);
 }
 
 Tensor diagonal_kernel(const Tensor& x, int64_t offset, int64_t dim1, int64_t dim2) {
@@ -344,44 +375,50 @@ Tensor diagonal_kernel(const Tensor& x, int64_t offset, int64_t dim1, int64_t di
                        [&](const Tensor& t) { return t.diagonal(offset, dim1, dim2); });
 }
 Tensor unfold_kernel(const Tensor& x, int64_t dim, int64_t size, int64_t step) {
-  return on_whole_dims("unfold", x, {dim}, [&](const Tensor& t) { return t.unfold(dim, size, step); });
+  return on_whole_dims("unfold", x, {dim},
+                       [&](const Tensor& t) { return t.unfold(dim, size, step); });
 }
 Tensor view_dtype(const Tensor& x, at::ScalarType dtype) {
-  return on_whole_dims("view", x, c10::elementSize(dtype) == x.itemsize() ? at::IntArrayRef() : at::IntArrayRef({-1}),
-                       [&](const Tensor& t) { return t.view(dtype); });
+  return on_whole_dims(
+      "view", x,
+      c10::elementSize(dtype) == x.itemsize() ? at::IntArrayRef() : at::IntArrayRef({-1}),
+      [&](const Tensor& t) { return t.view(dtype); });
 }
 Tensor view_as_real_kernel(const Tensor& x) {
   return on_whole_dims("view_as_real", x, {}, [](const Tensor& t) { return at::view_as_real(t); });
 }
 Tensor view_as_complex_kernel(const Tensor& x) {
-  return on_whole_dims("view_as_complex", x, {-1}, [](const Tensor& t) { return at::view_as_complex(t); });
+  return on_whole_dims("view_as_complex", x, {-1},
+                       [](const Tensor& t) { return at::view_as_complex(t); });
 }
 
-Tensor slice_backward_kernel(const Tensor& grad, c10::SymIntArrayRef size, int64_t dim, c10::SymInt start, c10::SymInt end,
-                      c10::SymInt sym_step) {
+Tensor slice_backward_kernel(const Tensor& grad, c10::SymIntArrayRef size, int64_t dim,
+                             c10::SymInt start, c10::SymInt end, c10::SymInt sym_step) {
   const auto sizes = C10_AS_INTARRAYREF_SLOW(size);
   dim = at::maybe_wrap_dim(dim, static_cast<int64_t>(sizes.size()));
   const int64_t n = sizes[dim], step = sym_step.expect_int();
   const int64_t s = start.expect_int();
   const int64_t b = std::clamp<int64_t>(s < 0 ? s + n : s, 0, n);
   const Layout& layout = layout_of(grad);
-  const Layout* whole = layout.is_cut(static_cast<int>(dim))
-                            ? slice_origin(&layout, sizes, dim, b, step)
-                            : &layout;
+  const Layout* whole =
+      layout.is_cut(static_cast<int>(dim)) ? slice_origin(&layout, sizes, dim, b, step) : &layout;
   (void)end;
-  Tensor out = tensor::make_sharded(at::zeros(tensor::piece_sizes(*whole, sizes), piece_of(grad).options()), whole, sizes);
+  Tensor out = tensor::make_sharded(
+      at::zeros(tensor::piece_sizes(*whole, sizes), piece_of(grad).options()), whole, sizes);
   Tensor part = slice_kernel(out, dim, b, b + (grad.size(dim) - 1) * step + 1, step);
   if (grad.size(dim) > 0) part.copy_(grad);
   return out;
 }
 
-Tensor select_backward_kernel(const Tensor& grad, c10::SymIntArrayRef size, int64_t dim, c10::SymInt index) {
+Tensor select_backward_kernel(const Tensor& grad, c10::SymIntArrayRef size, int64_t dim,
+                              c10::SymInt index) {
   const auto sizes = C10_AS_INTARRAYREF_SLOW(size);
   dim = at::maybe_wrap_dim(dim, static_cast<int64_t>(sizes.size()));
   std::vector<int> new_dim(grad.dim());
   for (int d = 0; d < grad.dim(); ++d) new_dim[d] = d < dim ? d : d + 1;
   const Layout* whole = spec::renumber(layout_of(grad), new_dim);
-  Tensor out = tensor::make_sharded(at::zeros(tensor::piece_sizes(*whole, sizes), piece_of(grad).options()), whole, sizes);
+  Tensor out = tensor::make_sharded(
+      at::zeros(tensor::piece_sizes(*whole, sizes), piece_of(grad).options()), whole, sizes);
   select_kernel(out, dim, index).copy_(grad);
   return out;
 }
@@ -398,14 +435,18 @@ Tensor& reshape_in_place(Tensor& x, F&& view_op) {
 Tensor& squeeze_dim_(Tensor& x, int64_t dim) {
   return reshape_in_place(x, [&](const Tensor& t) { return squeeze_dim(t, dim); });
 }
-Tensor& squeeze_in_place_kernel(Tensor& x) { return reshape_in_place(x, squeeze_kernel); }
+Tensor& squeeze_in_place_kernel(Tensor& x) {
+  return reshape_in_place(x, squeeze_kernel);
+}
 Tensor& unsqueeze_in_place_kernel(Tensor& x, int64_t dim) {
   return reshape_in_place(x, [&](const Tensor& t) { return unsqueeze_kernel(t, dim); });
 }
 Tensor& transpose_in_place_kernel(Tensor& x, int64_t a, int64_t b) {
   return reshape_in_place(x, [&](const Tensor& t) { return transpose_kernel(t, a, b); });
 }
-Tensor& t_in_place_kernel(Tensor& x) { return reshape_in_place(x, t_kernel); }
+Tensor& t_in_place_kernel(Tensor& x) {
+  return reshape_in_place(x, t_kernel);
+}
 
 // Above autograd: where a view cannot alias (its rows live elsewhere) the rows are moved by a
 // differentiable step first; else PyTorch's own formula runs.
@@ -419,18 +460,21 @@ Tensor select_above(c10::DispatchKeySet keys, const Tensor& x, int64_t dim, c10:
   return dispatch::call_view_formula<at::_ops::select_int>(keys, x, dim, index);
 }
 
-Tensor slice_above(c10::DispatchKeySet keys, const Tensor& x, int64_t dim, std::optional<c10::SymInt> start,
-                   std::optional<c10::SymInt> end, c10::SymInt step) {
+Tensor slice_above(c10::DispatchKeySet keys, const Tensor& x, int64_t dim,
+                   std::optional<c10::SymInt> start, std::optional<c10::SymInt> end,
+                   c10::SymInt step) {
   if (is_cut(x, dim)) {
     dim = at::maybe_wrap_dim(dim, x.dim());
     const Layout& layout = layout_of(x);
     const Cut& cut = layout.cuts()[layout.cut_on(static_cast<int>(dim))];
-    if (cut.total() != x.size(dim) || !layout.has_single_cuts()) return slice_kernel(x, dim, start, end, step);
+    if (cut.total() != x.size(dim) || !layout.has_single_cuts())
+      return slice_kernel(x, dim, start, end, step);
   }
   return dispatch::call_view_formula<at::_ops::slice_Tensor>(keys, x, dim, start, end, step);
 }
 
-Tensor expand_above(c10::DispatchKeySet keys, const Tensor& x, c10::SymIntArrayRef size, bool implicit) {
+Tensor expand_above(c10::DispatchKeySet keys, const Tensor& x, c10::SymIntArrayRef size,
+                    bool implicit) {
   const auto target = C10_AS_INTARRAYREF_SLOW(size);
   const int64_t shift = static_cast<int64_t>(target.size()) - x.dim();
   for (const Cut& cut : layout_of(x).cuts()) {

@@ -9,7 +9,9 @@
 
 namespace shardfield::spec {
 
-int64_t Cut::total() const { return std::accumulate(sizes.begin(), sizes.end(), int64_t{0}); }
+int64_t Cut::total() const {
+  return std::accumulate(sizes.begin(), sizes.end(), int64_t{0});
+}
 
 int64_t Cut::offset(int piece) const {
   return std::accumulate(sizes.begin(), sizes.begin() + piece, int64_t{0});
@@ -63,7 +65,8 @@ std::string Layout::to_string() const {
 
 namespace {
 
-using Key = std::tuple<const Mesh*, std::vector<std::tuple<int, std::vector<int>, std::vector<int64_t>>>>;
+using Key =
+    std::tuple<const Mesh*, std::vector<std::tuple<int, std::vector<int>, std::vector<int64_t>>>>;
 
 Key key_of(const Mesh& mesh, const std::vector<Cut>& cuts) {
   Key key{&mesh, {}};
@@ -128,7 +131,8 @@ const Layout* renumber(const Layout& layout, std::span<const int> new_dim) {
   uint64_t exact = new_dim.size();
   for (int d : new_dim) exact = exact << 5 | static_cast<uint64_t>(d + 1);
   Entry& entry = cache[(reinterpret_cast<uintptr_t>(&layout) / 64 + code) % kEntries];
-  if (entry.from != &layout || entry.code != exact) entry = {&layout, exact, renumber_uncached(layout, new_dim)};
+  if (entry.from != &layout || entry.code != exact)
+    entry = {&layout, exact, renumber_uncached(layout, new_dim)};
   return entry.to;
 }
 

@@ -15,7 +15,7 @@ struct Mesh {
   std::vector<std::string> axis_names;
   std::vector<int64_t> coord;  ///< this rank's coordinate, one entry per axis
   int rank = 0;                ///< this rank's number inside the mesh
-  int context = 0;             ///< which in-process rank owns the mesh (0 when a process is one rank)
+  int context = 0;  ///< which in-process rank owns the mesh (0 when a process is one rank)
 
   virtual ~Mesh() = default;
 

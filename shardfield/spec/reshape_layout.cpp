@@ -1,5 +1,7 @@
 #include "shardfield/spec/reshape_layout.h"
 
+#include <algorithm>
+#include <functional>
 #include <numeric>
 
 #include "shardfield/spec/range.h"
@@ -29,7 +31,8 @@ std::vector<Digit> digits_of(const Layout& layout, std::span<const int64_t> size
   for (size_t d = 0; d < sizes.size(); ++d) {
     int64_t inner = 1;
     size_t last = c;
-    for (; last < cuts.size() && cuts[last].dim == static_cast<int>(d); ++last) inner *= cuts[last].total();
+    for (; last < cuts.size() && cuts[last].dim == static_cast<int>(d); ++last)
+      inner *= cuts[last].total();
     push_whole(digits, sizes[d] / inner);
     for (; c < last; ++c) digits.push_back({cuts[c].total(), &cuts[c], cuts[c].sizes});
   }
@@ -53,7 +56,8 @@ bool split(Digit& digit, int64_t part, Digit& head) {
 
 std::optional<const Layout*> reshape_layout(const Layout& layout, std::span<const int64_t> sizes,
                                             std::span<const int64_t> new_sizes) {
-  if (std::accumulate(sizes.begin(), sizes.end(), int64_t{1}, std::multiplies<>()) == 0) return std::nullopt;
+  if (std::accumulate(sizes.begin(), sizes.end(), int64_t{1}, std::multiplies<>()) == 0)
+    return std::nullopt;
   std::vector<Digit> digits = digits_of(layout, sizes);
   std::vector<Cut> cuts;
   size_t at = 0;
@@ -93,6 +97,29 @@ std::optional<const Layout*> reshape_layout(const Layout& layout, std::span<cons
       if (digits[at].size != 1 || digits[at].cut) return std::nullopt;
   }
   return intern_layout(layout.mesh(), std::move(cuts));
+}
+
+std::optional<const Layout*> cached_reshape_layout(const Layout& layout,
+                                                   std::span<const int64_t> sizes,
+                                                   std::span<const int64_t> new_sizes) {
+  struct Entry {
+    const Layout* from = nullptr;
+    std::vector<int64_t> sizes, new_sizes;
+    std::optional<const Layout*> to;
+  };
+  constexpr size_t kEntries = 256;
+  static thread_local std::vector<Entry> cache(kEntries);
+  size_t hash = reinterpret_cast<uintptr_t>(&layout) / 64;
+  for (int64_t s : new_sizes) hash = hash * 31 + static_cast<size_t>(s);
+  Entry& entry = cache[hash % kEntries];
+  if (entry.from != &layout || !std::ranges::equal(entry.sizes, sizes) ||
+      !std::ranges::equal(entry.new_sizes, new_sizes)) {
+    entry = {&layout,
+             {sizes.begin(), sizes.end()},
+             {new_sizes.begin(), new_sizes.end()},
+             reshape_layout(layout, sizes, new_sizes)};
+  }
+  return entry.to;
 }
 
 const Layout* layout_before_reshape(const Layout& layout, std::span<const int64_t> sizes,

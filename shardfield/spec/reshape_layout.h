@@ -18,6 +18,11 @@ namespace shardfield::spec {
 std::optional<const Layout*> reshape_layout(const Layout& layout, std::span<const int64_t> sizes,
                                             std::span<const int64_t> new_sizes);
 
+/// As reshape_layout, remembering recent answers per thread.
+std::optional<const Layout*> cached_reshape_layout(const Layout& layout,
+                                                   std::span<const int64_t> sizes,
+                                                   std::span<const int64_t> new_sizes);
+
 /// A layout of `sizes` near `layout` that reshape_layout accepts: cuts moved to the nearest row
 /// borders, and dropped (nullptr when none is left) where that is not enough.
 const Layout* layout_before_reshape(const Layout& layout, std::span<const int64_t> sizes,

@@ -18,11 +18,17 @@ using torch::autograd::AutogradContext;
 using torch::autograd::Function;
 using torch::autograd::variable_list;
 
-int64_t as_int(const void* p) { return reinterpret_cast<int64_t>(p); }
-const Layout* as_layout(const c10::IValue& v) { return reinterpret_cast<const Layout*>(v.toInt()); }
+int64_t as_int(const void* p) {
+  return reinterpret_cast<int64_t>(p);
+}
+const Layout* as_layout(const c10::IValue& v) {
+  return reinterpret_cast<const Layout*>(v.toInt());
+}
 
 /// An output of Function::forward must be a fresh tensor object.
-Tensor fresh(const Tensor& t) { return t.detach(); }
+Tensor fresh(const Tensor& t) {
+  return t.detach();
+}
 
 struct LocalFn : Function<LocalFn> {
   static Tensor forward(AutogradContext* ctx, const Tensor& x) {
@@ -34,14 +40,15 @@ struct LocalFn : Function<LocalFn> {
   }
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
     const comm::BackwardScope scope(ctx);
-    return {wrap(grads[0], as_layout(ctx->saved_data["layout"]), ctx->saved_data["sizes"].toIntVector(),
+    return {wrap(grads[0], as_layout(ctx->saved_data["layout"]),
+                 ctx->saved_data["sizes"].toIntVector(),
                  static_cast<at::MemoryFormat>(ctx->saved_data["format"].toInt()))};
   }
 };
 
 struct WrapFn : Function<WrapFn> {
-  static Tensor forward(AutogradContext* ctx, const Tensor& piece, int64_t layout, at::IntArrayRef sizes,
-                        int64_t format) {
+  static Tensor forward(AutogradContext* ctx, const Tensor& piece, int64_t layout,
+                        at::IntArrayRef sizes, int64_t format) {
     ctx->saved_data["layout"] = layout;
     comm::remember_scope(ctx);
     return make_sharded(fresh(piece), reinterpret_cast<const Layout*>(layout), sizes,
@@ -84,7 +91,8 @@ struct ReduceSumFn : Function<ReduceSumFn> {
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
     Tensor grad = grads[0];
     if (records_grad(grad)) {
-      grad = EnterFn::apply(grad, ctx->saved_data["mesh"].toInt(), ctx->saved_data["axes"].toIntVector());
+      grad = EnterFn::apply(grad, ctx->saved_data["mesh"].toInt(),
+                            ctx->saved_data["axes"].toIntVector());
     }
     return {grad, {}, {}};
   }
@@ -119,7 +127,8 @@ struct MoveFn : Function<MoveFn> {
     ctx->saved_data["layout"] = as_int(&layout_of(x));
     comm::remember_scope(ctx);
     const auto* to = reinterpret_cast<const Layout*>(layout);
-    return make_sharded(redistribute_piece(piece_of(x), &layout_of(x), to, x.sizes()), to, x.sizes());
+    return make_sharded(redistribute_piece(piece_of(x), &layout_of(x), to, x.sizes()), to,
+                        x.sizes());
   }
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
     const comm::BackwardScope scope(ctx);
@@ -129,9 +138,10 @@ struct MoveFn : Function<MoveFn> {
 
 /// A forward-mode tangent would be dropped without a word by the nodes above.
 void refuse_tangent(const Tensor& t, const char* op) {
-  SHARDFIELD_CHECK(!t._fw_grad(0).defined(), op,
-                   "forward-mode derivatives (jvp, make_dual) are not available for this op on sharded "
-                   "tensors; use reverse mode (torch.autograd.grad, torch.func.vjp)");
+  SHARDFIELD_CHECK(
+      !t._fw_grad(0).defined(), op,
+      "forward-mode derivatives (jvp, make_dual) are not available for this op on sharded "
+      "tensors; use reverse mode (torch.autograd.grad, torch.func.vjp)");
 }
 
 }  // namespace
@@ -145,9 +155,11 @@ Tensor local(const Tensor& x) {
   return fresh(piece_of(x));
 }
 
-Tensor wrap(const Tensor& piece, const Layout* layout, at::IntArrayRef sizes, at::MemoryFormat format) {
+Tensor wrap(const Tensor& piece, const Layout* layout, at::IntArrayRef sizes,
+            at::MemoryFormat format) {
   if (!layout) return piece;
-  if (records_grad(piece)) return WrapFn::apply(piece, as_int(layout), sizes, static_cast<int64_t>(format));
+  if (records_grad(piece))
+    return WrapFn::apply(piece, as_int(layout), sizes, static_cast<int64_t>(format));
   return make_sharded(piece, layout, sizes, format);
 }
 
@@ -165,7 +177,8 @@ std::optional<Tensor> enter(const std::optional<Tensor>& plain, const Layout& la
 
 Tensor reduce_sum(const Tensor& partial, const spec::Mesh& mesh, const std::vector<int>& axes) {
   if (records_grad(partial)) {
-    return ReduceSumFn::apply(partial, as_int(&mesh), std::vector<int64_t>(axes.begin(), axes.end()));
+    return ReduceSumFn::apply(partial, as_int(&mesh),
+                              std::vector<int64_t>(axes.begin(), axes.end()));
   }
   return comm::all_reduce(partial, mesh, axes);
 }
@@ -186,7 +199,8 @@ Tensor gather(const Tensor& x) {
 Tensor scatter_like(const Tensor& plain, const Layout* layout) {
   if (!layout) return plain;
   if (records_grad(plain)) return ScatterFn::apply(plain, as_int(layout));
-  return make_sharded(redistribute_piece(plain, nullptr, layout, plain.sizes()), layout, plain.sizes());
+  return make_sharded(redistribute_piece(plain, nullptr, layout, plain.sizes()), layout,
+                      plain.sizes());
 }
 
 Tensor redistribute(const Tensor& x, const Layout* layout) {
@@ -195,15 +209,16 @@ Tensor redistribute(const Tensor& x, const Layout* layout) {
   if (!layout) return gather(x);
   const Layout* from = &layout_of(x);
   if (from == layout) return x;
-  SHARDFIELD_CHECK(&from->mesh() == &layout->mesh(), comm::current_op() ? comm::current_op() : "redistribute",
-                   "tensors of two meshes in one call: ", describe(x), " and ", layout->to_string(),
-                   " on rank ", from->mesh().rank,
-                   "; bring them to one mesh with full_tensor() and shard_tensor()");
+  SHARDFIELD_CHECK(
+      &from->mesh() == &layout->mesh(), comm::current_op() ? comm::current_op() : "redistribute",
+      "tensors of two meshes in one call: ", describe(x), " and ", layout->to_string(), " on rank ",
+      from->mesh().rank, "; bring them to one mesh with full_tensor() and shard_tensor()");
   if (records_grad(x)) return MoveFn::apply(x, as_int(layout));
   return make_sharded(redistribute_piece(piece_of(x), from, layout, x.sizes()), layout, x.sizes());
 }
 
-const Layout* layout_for_operand(const Layout& layout, at::IntArrayRef sizes, at::IntArrayRef operand_sizes) {
+const Layout* layout_for_operand(const Layout& layout, at::IntArrayRef sizes,
+                                 at::IntArrayRef operand_sizes) {
   const int shift = static_cast<int>(sizes.size()) - static_cast<int>(operand_sizes.size());
   if (shift == 0 && sizes == operand_sizes) return &layout;
   std::vector<int> new_dim(sizes.size(), -1);

@@ -34,7 +34,8 @@ std::optional<at::Tensor> enter(const std::optional<at::Tensor>& plain, const sp
 
 /// per-rank partial sums -> plain. Collective over the layout's axes. Backward: identity (local).
 at::Tensor reduce_sum(const at::Tensor& partial, const spec::Layout& layout);
-at::Tensor reduce_sum(const at::Tensor& partial, const spec::Mesh& mesh, const std::vector<int>& axes);
+at::Tensor reduce_sum(const at::Tensor& partial, const spec::Mesh& mesh,
+                      const std::vector<int>& axes);
 
 /// sharded -> plain. Collective. Backward: this rank's slice (local). Plain tensors pass through.
 at::Tensor gather(const at::Tensor& x);

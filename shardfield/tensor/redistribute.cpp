@@ -52,9 +52,11 @@ at::Tensor sub_box(at::Tensor piece, const Box& of, const Box& part) {
 
 /// True when `source` is the rank that serves `target`: same place on every axis `from` leaves
 /// whole, so of several replicas the target's own one serves.
-bool serves(const Layout& from, const std::vector<int64_t>& source, const std::vector<int64_t>& target) {
+bool serves(const Layout& from, const std::vector<int64_t>& source,
+            const std::vector<int64_t>& target) {
   for (size_t a = 0; a < source.size(); ++a) {
-    const bool cut = std::binary_search(from.axes().begin(), from.axes().end(), static_cast<int>(a));
+    const bool cut =
+        std::binary_search(from.axes().begin(), from.axes().end(), static_cast<int>(a));
     if (!cut && source[a] != target[a]) return false;
   }
   return true;
@@ -106,8 +108,9 @@ at::Tensor gather_blocks(const at::Tensor& piece, const Layout& from, at::IntArr
     const auto coord = mesh.coord_of(r);
     if (r == mesh.rank || !serves(from, mesh.coord, coord)) continue;
     sends.push_back({r, mine});
-    recvs.push_back({r, at::empty(from.local_sizes_at(sizes.data(), static_cast<int>(sizes.size()), coord),
-                                  piece.options())});
+    recvs.push_back(
+        {r, at::empty(from.local_sizes_at(sizes.data(), static_cast<int>(sizes.size()), coord),
+                      piece.options())});
   }
   std::vector<comm::Message> received = recvs;
   comm::start_exchange(mesh, std::move(sends), std::move(recvs)).wait();
@@ -121,7 +124,8 @@ at::Tensor gather_blocks(const at::Tensor& piece, const Layout& from, at::IntArr
 
 }  // namespace
 
-at::Tensor block_view(const at::Tensor& full, const Layout& layout, const std::vector<int64_t>& coord) {
+at::Tensor block_view(const at::Tensor& full, const Layout& layout,
+                      const std::vector<int64_t>& coord) {
   at::Tensor view = full;
   for (size_t c = layout.cuts().size(); c-- > 0;) {
     const int dim = layout.cuts()[c].dim;
@@ -164,7 +168,7 @@ at::Tensor redistribute_piece(const at::Tensor& piece, const Layout* from, const
   const bool boxes = from->is_simple(sizes.data()) && (!to || to->is_simple(sizes.data()));
   if (boxes) return exchange_boxes(piece, *from, to, sizes);
   at::Tensor full = from->is_simple(sizes.data()) ? exchange_boxes(piece, *from, nullptr, sizes)
-                                                   : gather_blocks(piece, *from, sizes);
+                                                  : gather_blocks(piece, *from, sizes);
   return to ? slice_piece(full, *to).clone(at::MemoryFormat::Contiguous) : full;
 }
 

@@ -11,8 +11,8 @@ namespace shardfield::tensor {
 /// and lacks it: shard to shard is an uneven all-to-all of the box intersections, shard to plain
 /// an all-gather, plain to shard a local copy. Collective over the mesh unless `from` is plain.
 /// @return a fresh piece, or the piece itself when the layouts are one.
-at::Tensor redistribute_piece(const at::Tensor& piece, const spec::Layout* from, const spec::Layout* to,
-                              at::IntArrayRef sizes);
+at::Tensor redistribute_piece(const at::Tensor& piece, const spec::Layout* from,
+                              const spec::Layout* to, at::IntArrayRef sizes);
 
 /// The part of a full tensor that `coord` owns, as a view whose cut dims are split into their
 /// factors; writing to it writes to `full`. A piece takes that shape by `piece.view(sizes)` or

@@ -30,7 +30,8 @@ class ShardTensorImpl final : public c10::TensorImpl {
   void become(const ShardTensorImpl& other);
 
   c10::intrusive_ptr<c10::TensorImpl> shallow_copy_and_detach(
-      const c10::VariableVersion& version_counter, bool allow_tensor_metadata_change) const override;
+      const c10::VariableVersion& version_counter,
+      bool allow_tensor_metadata_change) const override;
   c10::intrusive_ptr<c10::TensorImpl> shallow_copy_and_detach(
       c10::VariableVersion&& version_counter, bool allow_tensor_metadata_change) const override;
   void shallow_copy_from(const c10::intrusive_ptr<c10::TensorImpl>& impl) override;
@@ -57,8 +58,12 @@ inline bool is_sharded(const at::Tensor& t) {
 inline ShardTensorImpl* impl_of(const at::Tensor& t) {
   return static_cast<ShardTensorImpl*>(t.unsafeGetTensorImpl());
 }
-inline const at::Tensor& piece_of(const at::Tensor& t) { return impl_of(t)->piece(); }
-inline const spec::Layout& layout_of(const at::Tensor& t) { return *impl_of(t)->layout(); }
+inline const at::Tensor& piece_of(const at::Tensor& t) {
+  return impl_of(t)->piece();
+}
+inline const spec::Layout& layout_of(const at::Tensor& t) {
+  return *impl_of(t)->layout();
+}
 
 /// A sharded tensor around a piece, without autograd. Local.
 /// @param layout  nullptr returns the piece itself (nothing is cut).
@@ -76,6 +81,10 @@ inline at::Tensor make_like(at::Tensor&& piece, const ShardTensorImpl* like) {
   return at::Tensor(c10::make_intrusive<ShardTensorImpl>(ShardTensorImpl::SameGeometry{},
                                                          std::move(piece), like));
 }
+
+/// A view of a piece with other geometry, without the dispatcher (below autograd only).
+at::Tensor strided_piece(const at::Tensor& piece, at::IntArrayRef sizes, at::IntArrayRef strides,
+                         int64_t storage_offset);
 
 /// Strides of a dense tensor of these sizes in a memory format.
 c10::SmallVector<int64_t, 5> dense_strides(at::IntArrayRef sizes, at::MemoryFormat format);

@@ -12,7 +12,7 @@ from torch.distributed.tensor.placement_types import Partial, Placement
 from shardfield._core import core
 from shardfield._mesh import core_mesh, device_mesh_of, normalized, placements_of, rule_cuts
 from shardfield.domain_parallel import _handlers
-from shardfield.domain_parallel._scatter import from_local
+from shardfield.domain_parallel._from_local import from_local
 
 
 class ShardTensorSpec:
