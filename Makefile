@@ -107,7 +107,10 @@ format: $(STAMPS)/lint-packages
 	@$(BIN)/ruff check --fix .
 
 bench: $(STAMPS)/installed
-	$(BIN)/python -m shardfield bench
+	@for script in $(wildcard benchmarks/*_bench.py benchmarks/*/*_bench.py); do \
+	  echo "== $$script"; $(BIN)/python $$script; done
+	@for program in $$(find $(BUILD)/benchmarks -name '*_bench' -type f -perm -u+x); do \
+	  echo "== $$program"; $$program; done
 
 clean:
 	rm -rf $(VENV) build
