@@ -34,9 +34,14 @@ std::string describe(const char* op, const spec::Mesh& mesh) {
          std::to_string(mesh.size());
 }
 
+/// Derivative formulas may hand over zeros that have no memory.
+at::Tensor with_memory(const at::Tensor& value) {
+  return value._is_zerotensor() ? at::zeros(value.sizes(), value.options()) : value;
+}
+
 /// Contiguous, conj and neg bits resolved, complex as real pairs.
 at::Tensor plain_memory(const at::Tensor& value) {
-  at::Tensor out = value.resolve_conj().resolve_neg().contiguous();
+  at::Tensor out = with_memory(value).resolve_conj().resolve_neg().contiguous();
   return out.is_complex() ? at::view_as_real(out) : out;
 }
 
@@ -84,10 +89,13 @@ at::Tensor all_reduce(const at::Tensor& value, const spec::Mesh& mesh, const std
   const auto dtype = value.scalar_type();
   at::Tensor buffer;
   if (dtype == at::kBool) {
-    buffer = value.to(at::kByte);
+    buffer = with_memory(value).to(at::kByte);
     if (buffer.is_same(value)) buffer = buffer.clone();
   } else {
-    buffer = value.detach().clone(at::MemoryFormat::Contiguous).resolve_conj().resolve_neg();
+    buffer = with_memory(value.detach())
+                 .clone(at::MemoryFormat::Contiguous)
+                 .resolve_conj()
+                 .resolve_neg();
   }
   at::Tensor raw = buffer.is_complex() ? at::view_as_real(buffer) : buffer;
   const bool ordered = reduction == Reduction::kMin || reduction == Reduction::kMax;
@@ -103,6 +111,26 @@ at::Tensor all_reduce(const at::Tensor& value, const spec::Mesh& mesh, const std
   }
   all_reduce_buffer(raw, mesh, axes, reduction);
   return dtype == at::kBool ? (buffer != 0) : buffer;
+}
+
+at::Tensor all_gather(const at::Tensor& value, const spec::Mesh& mesh,
+                      const std::vector<int>& axes) {
+  const at::NoGradGuard no_grad;
+  const GroupMesh& groups = groups_of(mesh);
+  at::Tensor all = with_memory(value.detach()).contiguous().unsqueeze(0);
+  // The last axis first, so that the first one ends up slowest.
+  for (auto a = axes.rbegin(); a != axes.rend(); ++a) {
+    const Comm& comm = groups.axis[*a];
+    if (comm.size() == 1) continue;
+    const char* op = op_name("all_gather");
+    std::vector<int64_t> sizes = all.sizes().vec();
+    sizes[0] *= comm.size();
+    at::Tensor out = at::empty(sizes, all.options());
+    count_message(mesh.context, static_cast<int64_t>(all.nbytes()) * (comm.size() - 1));
+    wait_for(comm.backend(op)->_allgather_base(out, all), describe(op, mesh));
+    all = out;
+  }
+  return all;
 }
 
 Exchange::Exchange(std::vector<c10::intrusive_ptr<c10d::Work>> work, std::vector<at::Tensor> keep,
