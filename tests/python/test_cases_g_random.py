@@ -1,0 +1,106 @@
+"""Published cases, kind G: random numbers, and independence of the layout."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from oracle import Cut, assert_equal, full, is_sharded, numbers, scatter, sharded
+from rank_pool import mesh_of
+from shardfield.domain_parallel import shard_tensor, sync_module_over_mesh
+from torch import nn
+from torch.distributed.tensor import Shard
+
+DRAWS = {
+    "randn_like": torch.randn_like,
+    "rand_like": torch.rand_like,
+    "normal_": lambda x: torch.empty_like(x).normal_(2.0, 3.0),
+    "uniform_": lambda x: torch.empty_like(x).uniform_(-1.0, 2.0),
+    "bernoulli": lambda x: torch.bernoulli(torch.full_like(x, 0.3)),
+    "dropout": lambda x: F.dropout(x, 0.4),
+    "dropout2d": lambda x: F.dropout2d(x[None, :, :, None], 0.4)[0, :, :, 0],
+    "feature_alpha_dropout": lambda x: F.feature_alpha_dropout(x[None], 0.4, True)[0],
+    "alpha_dropout": lambda x: F.alpha_dropout(x, 0.4, True),
+    "rrelu": lambda x: F.rrelu(-x.abs() - 1, training=True),
+}
+
+
+def drawn(mesh, name: str, dims: tuple[int, ...], sizes: list[int] | None) -> list:
+    torch.manual_seed(0)
+    cut = Cut(
+        torch.ones(6, 4, dtype=torch.float64), [Shard(d) for d in dims], {0: sizes} if sizes else {}
+    )
+    x = scatter(cut, mesh)
+    values = DRAWS[name](x)
+    assert is_sharded(values)
+    again = DRAWS[name](x)
+    assert not torch.equal(full(values), full(again)), "two draws are equal"
+    return full(values).tolist()
+
+
+LAYOUTS = [
+    ((1,), (0,), None),
+    ((2,), (0,), None),
+    ((2,), (1,), None),
+    ((3,), (0,), [5, 0, 1]),
+    ((3,), (1,), None),
+    ((4,), (0,), None),
+    ((4,), (1,), None),
+    ((2, 2), (0, 1), None),
+    ((2, 2), (1, 0), None),
+]
+
+
+@pytest.mark.parametrize("name", DRAWS)
+def test_G1_random_values_do_not_depend_on_the_layout(run_mesh, name):
+    seen = [
+        result
+        for shape, dims, sizes in LAYOUTS
+        for result in run_mesh(shape, drawn, name=name, dims=dims, sizes=sizes)
+    ]
+    assert all(values == seen[0] for values in seen)
+    flat = torch.tensor(seen[0]).flatten()
+    assert len(flat.unique()) > 1
+
+
+def masks_on_two_axes() -> list:
+    mesh = mesh_of((2, 2), ("data", "domain"))
+    torch.manual_seed(10 + mesh.get_local_rank(0))  # data ranks differ on purpose
+    if mesh.get_local_rank(1) == 1:
+        torch.rand(7)  # one domain rank has drawn more than the other
+    net = nn.Dropout(0.5)
+    sync_module_over_mesh(net, mesh["domain"])
+    plain = net(torch.ones(64))
+    x = shard_tensor(torch.ones(64), mesh["domain"], [Shard(0)])
+    y = net(x)
+    return [plain.tolist(), full(y).tolist(), y.to_local().tolist()]
+
+
+def test_G3_masks_on_a_data_and_a_domain_axis(run_ranks):
+    results = run_ranks(4, masks_on_two_axes)  # rank = 2 * data + domain
+    plain, whole, piece = zip(*results, strict=True)
+    assert plain[0] == plain[1] and plain[2] == plain[3], "plain tensors share a mask over domain"
+    assert plain[0] != plain[2], "data ranks draw different masks"
+    assert whole[0] == whole[1] and whole[2] == whole[3] and whole[0] != whole[2]
+    assert piece[0] != piece[1], "the two halves have different masks"
+
+
+def dropout_gradient(mesh) -> None:
+    torch.manual_seed(3)
+    x = sharded(numbers(50), mesh, 0).requires_grad_()
+    y = F.dropout(x, 0.5)
+    y.sum().backward()
+    kept = full(y.detach()) != 0
+    assert_equal(x.grad, kept.double() * 2, "gradient is the mask")
+    assert 5 < int(kept.sum()) < 45
+    assert torch.equal(full(F.dropout(x, 0.5, training=False)), full(x.detach()))
+
+
+def test_dropout_gradient_is_its_mask(run_mesh, mesh_shape):
+    if len(mesh_shape) == 1:
+        run_mesh(mesh_shape, dropout_gradient)
+    else:
+        run_mesh(mesh_shape, drawn, name="dropout", dims=(0, 1), sizes=None)
+
+
+# Case G5: the parity tests by name; a test that vanishes in a merge fails this one.

@@ -1,0 +1,652 @@
+"""Every place where the mechanism is known to break, as a test of its repair."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from oracle import (
+    Cut,
+    arange,
+    assert_equal,
+    check_same_as_serial,
+    full,
+    is_sharded,
+    numbers,
+    scatter,
+    sharded,
+)
+from shardfield.domain_parallel import shard_tensor
+from torch import nn
+from torch.distributed.tensor import Shard
+
+import shardfield
+
+# -------------------------------------------------------------- 1: in-place on views under autograd
+
+
+def saved_only_for_its_layout(mesh) -> None:
+    x = sharded(numbers(6, 3), mesh, 0).requires_grad_()
+    y = x * 1
+    s = y.sum(1)
+    y.mul_(0)
+    s.sum().backward()
+    assert_equal(x.grad, torch.ones(6, 3, dtype=torch.float64), "nodes save values, not tensors")
+
+
+def test_1_saving_a_tensor_only_for_its_layout(run_mesh):
+    run_mesh((2,), saved_only_for_its_layout)
+
+
+def cut_of_a_slice(mesh) -> None:
+    """The gradient of a slice along the cut dim has the cut of its input."""
+    for sizes in ([3, 3], [5, 1], [0, 6]):
+        x = nn.Parameter(scatter(Cut(numbers(6, 2), [Shard(0)], {0: sizes}), mesh))
+        (x[1:4] * numbers(3, 2, seed=1)).sum().backward()
+        assert x.grad.to_local().shape == x.to_local().shape
+        torch.optim.SGD([x], lr=1.0).step()
+        want = numbers(6, 2)
+        want[1:4] -= numbers(3, 2, seed=1)
+        assert_equal(x, want, "after a step")
+        y, z = x.detach()[2:6], x.detach()[0:4]
+        assert_equal(y + z, want[2:6] + want[0:4], "two slices with cuts of their own")
+
+
+def test_1_cut_of_a_slice(run_mesh):
+    run_mesh((2,), cut_of_a_slice)
+
+
+def version_counter(mesh) -> None:
+    x = sharded(numbers(6, 3), mesh, 0).requires_grad_()
+    y = x * 1
+    z = (y * y).sum()
+    with torch.no_grad():
+        y.to_local().add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace"):
+        z.backward()
+    v = sharded(numbers(4), mesh, 0)
+    before = v._version
+    v.add_(1)
+    assert v._version > before
+
+
+def test_1_to_local_shares_the_version_counter(run_mesh):
+    run_mesh((2,), version_counter)
+
+
+# -------------------------------------------------------------------------- 2: the autograd surface
+
+
+def grad_assignment(mesh) -> None:
+    x = sharded(numbers(6, 3), mesh, 0).requires_grad_()
+    x.grad = numbers(6, 3, seed=1)  # plain: the whole gradient, or refused
+    (x * 2).sum().backward()
+    assert is_sharded(x.grad)
+    assert_equal(x.grad, numbers(6, 3, seed=1) + 2, "plain gradient set by hand, then accumulated")
+
+
+def test_2_plain_gradient_set_by_hand(run_mesh):
+    run_mesh((2,), grad_assignment)
+
+
+def fused_optimizer(mesh) -> None:
+    p = nn.Parameter(sharded(numbers(6, 3, dtype=torch.float32), mesh, 0))
+    q = nn.Parameter(numbers(6, 3, dtype=torch.float32))
+    for parameter in (p, q):
+        (parameter**2).sum().backward()
+    torch.optim.Adam([q], lr=0.1, fused=True).step()
+    try:
+        torch.optim.Adam([p], lr=0.1, fused=True).step()
+    except RuntimeError as error:
+        assert "fused" in str(error), error
+        assert_equal(p, numbers(6, 3, dtype=torch.float32), "refused and unchanged")
+    else:
+        assert_equal(p, q, "fused step", rtol=1e-6, atol=1e-6)
+
+
+def test_2_fused_adam_is_right_or_refused(run_mesh):
+    run_mesh((2,), fused_optimizer)
+
+
+def hooks_are_kept(mesh) -> None:
+    seen = []
+    x = sharded(numbers(6, 3), mesh, 0).requires_grad_()
+    x.register_hook(lambda g: seen.append("before"))
+    (x * 2).sum().backward()
+    x.register_hook(lambda g: seen.append("after"))
+    (x + 1).backward(numbers(6, 3))
+    assert seen == ["before", "before", "after"]
+    assert is_sharded(x.grad)
+
+
+def test_2_user_hooks_on_a_leaf_are_kept(run_mesh):
+    run_mesh((2,), hooks_are_kept)
+
+
+def functional_transforms(mesh) -> None:
+    def loss(t):
+        return (t.sin() ** 2).sum()
+
+    x = sharded(numbers(6, 3), mesh, 0)
+    assert_equal(torch.func.grad(loss)(x), torch.func.grad(loss)(numbers(6, 3)), "func.grad")
+    out, back = torch.func.vjp(torch.sin, x)
+    want, serial_back = torch.func.vjp(torch.sin, numbers(6, 3))
+    assert_equal(out, want, "vjp value")
+    assert_equal(back(torch.ones_like(out))[0], serial_back(torch.ones_like(want))[0], "vjp")
+    mapped = torch.func.vmap(lambda row: row * 2 + 1, in_dims=1, out_dims=1)
+    assert_equal(mapped(x), numbers(6, 3) * 2 + 1, "vmap over a whole dim")
+
+
+def test_2_functional_transforms(run_mesh):
+    run_mesh((2,), functional_transforms)
+
+
+class Twice(torch.autograd.Function):
+    """A user's own Function."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(ctx, g):
+        (x,) = ctx.saved_tensors
+        return 2 * x * g
+
+
+class InPlace(torch.autograd.Function):
+    """A user's own Function that writes its input."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.mark_dirty(x)
+        return x.mul_(3)
+
+    @staticmethod
+    def backward(ctx, g):
+        return 3 * g
+
+
+def user_functions(mesh) -> None:
+    check_same_as_serial(Twice.apply, [numbers(6, 3)], mesh, [Shard(0)])
+    check_same_as_serial(lambda x: InPlace.apply(x * 1), [numbers(6, 3)], mesh, [Shard(0)])
+    check_same_as_serial(lambda x: InPlace.apply((x * 1)[:, 1:]), [numbers(6, 3)], mesh, [Shard(0)])
+
+
+def test_2_user_functions(run_mesh):
+    run_mesh((2,), user_functions)
+
+
+def saved_tensor_hooks(mesh) -> None:
+    x = sharded(numbers(6, 3), mesh, 0).requires_grad_()
+    hooks = torch.autograd.graph.saved_tensors_hooks
+    with hooks(lambda t: t.clone(), lambda t: t):
+        (x.sin() * x).sum().backward()
+    want = numbers(6, 3).requires_grad_()
+    (want.sin() * want).sum().backward()
+    assert_equal(x.grad, want.grad, "hooks that clone")
+    x.grad = None
+    with torch.autograd.graph.save_on_cpu():
+        (x.sin() * x).sum().backward()
+    assert_equal(x.grad, want.grad, "save_on_cpu")
+    x.grad = None
+    with torch.autograd.detect_anomaly(check_nan=True):
+        (x.sin() * x).sum().backward()
+    assert_equal(x.grad, want.grad, "anomaly mode")
+
+
+def test_2_saved_tensor_hooks_and_anomaly_mode(run_mesh):
+    run_mesh((2,), saved_tensor_hooks)
+
+
+# --------------------------------------------- 3 and 4: gradients of the other kind, stock formulas
+
+
+PASS_THROUGH = {
+    "add": lambda x: x + 1,
+    "where": lambda x: torch.where(numbers(6, 4) > 0, x, 0.0),
+    "masked_fill": lambda x: x.masked_fill(numbers(6, 4) > 0, 0.0),
+    "expand": lambda x: x[None].expand(2, 6, 4),
+    "to": lambda x: x.to(torch.float32),
+    "permute": lambda x: x.permute(1, 0),
+    "cat": lambda x: torch.cat([x, x], 0),
+    "stack": lambda x: torch.stack([x, x]),
+    "pad": lambda x: F.pad(x, (1, 1)),
+    "flip": lambda x: x.flip(0),
+    "roll": lambda x: x.roll(2, 0),
+    "sum_dim": lambda x: x.sum(1),
+    "sum_cut": lambda x: x.sum(0),
+    "select": lambda x: x[:, 1],
+    "select_cut": lambda x: x[2],
+    "slice_cut": lambda x: x[1:5],
+    "max_dim": lambda x: x.max(0).values,
+    "index_select": lambda x: x.index_select(0, torch.tensor([0, 3, 3])),
+    "gather": lambda x: x.gather(0, torch.tensor([[0, 1, 2, 5]])),
+    "matmul": lambda x: x @ numbers(4, 3, seed=3),
+    "take": lambda x: x.take(torch.tensor([0, 5, 23])),
+    "index_fill": lambda x: x.index_fill(0, torch.tensor([1, 4]), 2.0),
+    "masked_select": lambda x: x[numbers(6, 4) > 0],
+    "softmax": lambda x: x.softmax(0),
+    "tril": lambda x: x.tril(),
+    "cumsum": lambda x: x.cumsum(0),
+    "topk": lambda x: x.topk(2, 0).values,
+    "sort": lambda x: x.sort(0).values,
+    "index_add": lambda x: x.index_add(0, torch.tensor([1, 1]), numbers(2, 4)),
+    "scatter_add": lambda x: x.scatter_add(0, torch.tensor([[0, 1, 2, 5]]), numbers(1, 4)),
+    "prod": lambda x: x.prod(0),
+    "repeat": lambda x: x.repeat(2, 1),
+    "trace": lambda x: x[:4].trace(),
+    "take_along_dim": lambda x: x.take_along_dim(torch.tensor([[0, 1, 2, 5]]), 0),
+    "unfold": lambda x: x.unfold(0, 2, 2),
+    "diagonal": lambda x: x.diagonal(),
+    "view": lambda x: x.view(3, 8),
+    "smooth_l1": lambda x: F.smooth_l1_loss(x, numbers(6, 4, seed=2), reduction="none"),
+    "huber": lambda x: F.huber_loss(x, numbers(6, 4, seed=2), reduction="none"),
+}
+
+
+def plain_grad_output(mesh, name: str) -> None:
+    """`backward(plain)`: values as serial and a sharded gradient, whatever lies between."""
+    x = sharded(numbers(6, 4), mesh, 0).requires_grad_()
+    want = numbers(6, 4).requires_grad_()
+    if name in ("unfold", "diagonal"):  # views that no piece can give
+        with pytest.raises(RuntimeError, match=f"{name}: .*full_tensor"):
+            PASS_THROUGH[name](x)
+        x = x.full_tensor()
+        assert_equal(PASS_THROUGH[name](x), PASS_THROUGH[name](want), "of the full tensor")
+        return
+    y, z = PASS_THROUGH[name](x), PASS_THROUGH[name](want)
+    assert_equal(y, z, "value", rtol=1e-6)
+    weight = numbers(*z.shape, seed=7).to(z.dtype)
+    y.backward(weight)
+    z.backward(weight)
+    assert is_sharded(x.grad), "the leaf's gradient is plain"
+    assert x.grad.to_local().shape == x.to_local().shape
+    assert_equal(x.grad, want.grad, "gradient")
+
+
+@pytest.mark.parametrize("name", PASS_THROUGH)
+def test_3_and_4_plain_grad_output(run_mesh, name):
+    run_mesh((2,), plain_grad_output, name=name)
+    run_mesh((4,), plain_grad_output, name=name)
+
+
+# ------------------------------------------------------------- 5: redispatch, composites, inference
+
+
+def composites_keep_their_formula(mesh) -> None:
+    x = sharded(numbers(2, 5, 4), mesh, 1).requires_grad_()
+    w = numbers(3, 4, seed=1).requires_grad_()
+    y = F.linear(x, w)
+    assert is_sharded(y)
+    y.sum().backward()
+    assert is_sharded(x.grad) and not is_sharded(w.grad)
+    assert "MulBackward" in type((x * 2).grad_fn).__name__
+
+
+def test_5_composite_operators(run_mesh):
+    run_mesh((2,), composites_keep_their_formula)
+
+
+def views_in_inference_mode(mesh) -> None:
+    normal = sharded(numbers(6, 3), mesh, 0)
+    with torch.inference_mode():
+        view = normal[:, 1:]
+        assert not view.is_inference()
+        view.mul_(2)
+        inside = sharded(numbers(6, 3), mesh, 0)
+        assert inside.is_inference() and inside[:, 1:].is_inference()
+    assert inside.detach().is_inference()
+    want = numbers(6, 3)
+    want[:, 1:] *= 2
+    assert_equal(normal, want, "written through a view")
+
+
+def test_5_views_copy_the_kind_of_their_source(run_mesh):
+    run_mesh((2,), views_in_inference_mode)
+
+
+# ------------------------------------------------------------------------ 6 and 7: scripts, compile
+
+
+@torch.jit.script
+def scripted(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    y = torch.tanh(x * w) + x[:, 1:2]
+    return (y * y).mean() + y.sum()
+
+
+def torchscript(mesh) -> None:
+    for _ in range(5):  # the profiling executor changes its mind after some calls
+        check_same_as_serial(
+            scripted, [numbers(6, 3)], mesh, [Shard(0)], plain=[numbers(3, seed=1)], second=False
+        )
+    traced = torch.jit.trace(lambda t: (t * 2).relu(), (sharded(numbers(6, 3), mesh, 0),))
+    assert_equal(traced(sharded(numbers(6, 3), mesh, 0)), (numbers(6, 3) * 2).relu(), "traced")
+    assert_equal(traced(numbers(6, 3)), (numbers(6, 3) * 2).relu(), "traced, on plain")
+
+
+def test_6_torchscript(run_mesh):
+    run_mesh((1,), torchscript)
+    run_mesh((2,), torchscript)
+
+
+def compiled(mesh) -> None:
+    def f(x):
+        return (x * 2).relu() + 1
+
+    import torch._dynamo
+
+    torch._dynamo.reset()
+    ours = torch.compile(f, backend="eager")
+    x = sharded(numbers(6, 3), mesh, 0)
+    try:
+        assert_equal(ours(x), f(numbers(6, 3)), "compiled")
+    except Exception as error:
+        assert "ShardTensor" in str(error) or "sharded" in str(error), error
+    assert_equal(ours(numbers(6, 3)), f(numbers(6, 3)), "compiled, on plain")
+
+
+def test_7_compile_never_crashes(run_mesh):
+    run_mesh((2,), compiled)
+
+
+# --------------------------------------------------------------------------- 8: the Python boundary
+
+
+def indexing(mesh) -> None:
+    x, y = sharded(numbers(6, 4), mesh, 0), numbers(6, 4)
+    mask = y > 0
+    index = torch.tensor([0, 5, 2])
+    for get in (
+        lambda t, m: t[m],
+        lambda t, m: t[index],
+        lambda t, m: t[:, index.clamp(max=3)],
+        lambda t, m: t[True],
+        lambda t, m: t[None],
+        lambda t, m: t[..., 0],
+        lambda t, m: t[torch.tensor(3)],
+        lambda t, m: t[index, index.clamp(max=3)],
+    ):
+        assert_equal(get(x, mask), get(y, mask), "indexing")
+    assert_equal(x[sharded(mask, mesh, 0)], y[mask], "sharded mask")
+    for put in (
+        lambda t: t.__setitem__(mask, 0.0),
+        lambda t: t.__setitem__((slice(None), index.clamp(max=3)), 1.0),
+        lambda t: t.__setitem__(index, 2.0),
+        lambda t: t.masked_fill_(mask, 3.0),
+        lambda t: t.index_fill_(0, index, 4.0),
+    ):
+        a, b = sharded(numbers(6, 4), mesh, 0), numbers(6, 4)
+        put(a)
+        put(b)
+        assert_equal(a, b, "assignment by index")
+    a = sharded(numbers(6, 4), mesh, 0)
+    a[sharded(mask, mesh, 0)] = 0
+    assert_equal(a, y * ~mask, "assignment by sharded mask")
+
+
+def test_8_indexing_and_assignment(run_mesh):
+    run_mesh((1,), indexing)
+    run_mesh((2,), indexing)
+
+
+def storage_access_throws(mesh) -> None:
+    x = sharded(numbers(6, 4), mesh, 0)
+    for touch in (lambda: x.untyped_storage(), lambda: x.data_ptr(), lambda: x.storage()):
+        with pytest.raises(RuntimeError) as caught:
+            touch()
+        assert "to_local" in str(caught.value) or "full_tensor" in str(caught.value)
+
+
+def test_F_storage_access_throws_with_advice(run_mesh):
+    run_mesh((2,), storage_access_throws)
+
+
+def as_strided_is_refused(mesh) -> None:
+    x = sharded(arange(6, 4), mesh, 0)
+    with pytest.raises(RuntimeError):
+        x.as_strided((2, 3), (1, 2))
+    assert_equal(x.as_strided((6, 4), (4, 1)), arange(6, 4), "its own geometry")
+    assert_equal(x.as_strided((4, 6), (1, 4)), arange(6, 4).t(), "a permutation")
+
+
+def test_1_as_strided(run_mesh):
+    run_mesh((2,), as_strided_is_refused)
+
+
+# ----------------------------------------------------------------------------- 10: autocast, scaler
+
+
+def scaler(mesh) -> None:
+    p = nn.Parameter(sharded(numbers(6, 3, dtype=torch.float32), mesh, 0))
+    q = nn.Parameter(numbers(6, 3, dtype=torch.float32))
+    for bad in (False, True):
+        for parameter in (p, q):
+            parameter.grad = None
+            optimizer = torch.optim.SGD([parameter], lr=0.1)
+            grad_scaler = torch.amp.GradScaler(mesh.device_type, init_scale=8.0)
+            factor = numbers(6, 3, seed=1, dtype=torch.float32)
+            if bad:
+                factor[0, 0] = float("inf")  # on the first rank only
+            loss = (parameter * factor).sum()
+            grad_scaler.scale(loss).backward()
+            grad_scaler.step(optimizer)
+            grad_scaler.update()
+            assert grad_scaler.get_scale() == (4.0 if bad else 8.0)
+        assert_equal(p, q, "after a step", rtol=1e-6, atol=1e-6)
+
+
+def autocast_decides_once(mesh) -> None:
+    x, y = (
+        sharded(numbers(2, 6, 4, dtype=torch.float32), mesh, 1),
+        numbers(2, 6, 4, dtype=torch.float32),
+    )
+    w = numbers(3, 4, seed=1, dtype=torch.float32)
+    calls = {
+        "linear": lambda t: F.linear(t, w),
+        "mse": lambda t: F.mse_loss(t, t * 2),
+        "softmax": lambda t: t.softmax(2),
+        "layer_norm": lambda t: F.layer_norm(t, (4,)),
+        "sum": lambda t: t.sum(),
+        "conv": lambda t: F.conv1d(t.transpose(1, 2), w[:, :, None]),
+        "cat": lambda t: torch.cat([t, t.bfloat16()], 2),
+        "gelu": F.gelu,
+        "exp": torch.exp,
+        "addcmul": lambda t: torch.addcmul(t, t, t),
+    }
+    with torch.autocast(mesh.device_type, dtype=torch.bfloat16):
+        for name, call in calls.items():
+            assert call(x).dtype == call(y).dtype, name
+
+
+def test_10_autocast_decides_each_dtype_once(run_mesh):
+    run_mesh((2,), autocast_decides_once)
+
+
+# ---------------------------------------------------------------------------------- C5, C6, exit
+
+
+def mixed_arguments(mesh) -> None:
+    """Plain first, sharded second: every argument is tested before it is taken for sharded."""
+    x, y = numbers(6, 4), sharded(numbers(6, 4, seed=1), mesh, 0)
+    b = numbers(6, 4, seed=1)
+    for f in (
+        torch.add,
+        torch.mul,
+        torch.maximum,
+        torch.atan2,
+        lambda s, t: torch.where(s > 0, s, t),
+        lambda s, t: torch.cat([s, t]),
+        lambda s, t: torch.stack([s, t]),
+        lambda s, t: s @ t.t(),
+        lambda s, t: torch.lerp(s, s, t.abs()),
+        lambda s, t: torch.addcmul(s, s, t),
+        F.mse_loss,
+        F.l1_loss,
+        lambda s, t: F.linear(s, t),
+        lambda s, t: F.conv1d(s[None].transpose(1, 2), t[:, :, None]),
+    ):
+        assert_equal(f(x, y), f(x, b), "plain first")
+
+
+def test_C1_plain_first_argument(run_mesh):
+    run_mesh((2,), mixed_arguments)
+
+
+STRUCTURED = [
+    "acos",
+    "digamma",
+    "erfinv",
+    "exp2",
+    "i0",
+    "log2",
+    "log10",
+    "sgn",
+    "sinc",
+    "special_i1",
+    "special_ndtr",
+    "tril",
+    "triu",
+    "cumsum",
+    "cumprod",
+    "logcumsumexp",
+    "argsort",
+    "isfinite",
+    "isnan",
+    "signbit",
+    "bitwise_not",
+    "logical_not",
+    "norm",
+    "all",
+    "any",
+    "aminmax",
+    "count_nonzero",
+    "diff",
+    "fliplr",
+    "flipud",
+    "rot90",
+    "t",
+    "trapezoid",
+    "unique",
+    "std",
+    "var",
+    "median",
+]
+
+
+def many_operators_after_load(mesh) -> None:
+    """Structured operators have kernels that would win over a fallback."""
+    x = sharded(numbers(6, 4).abs() + 0.5, mesh, 0)
+    y = numbers(6, 4).abs() + 0.5
+    for name in STRUCTURED:
+        if name == "bitwise_not":
+            a, b = torch.bitwise_not(x > 1), torch.bitwise_not(y > 1)
+        elif name.startswith("special_"):
+            f = getattr(torch.special, name.removeprefix("special_"))
+            a, b = f(x), f(y)
+        else:
+            f = getattr(torch, name)
+            arguments = {"cumsum": (0,), "cumprod": (0,), "logcumsumexp": (0,), "argsort": (0,)}
+            more = arguments.get(name, ())
+            a, b = f(x, *more), f(y, *more)
+        for got, want in zip(
+            a if isinstance(a, tuple) else [a], b if isinstance(b, tuple) else [b], strict=True
+        ):
+            torch.testing.assert_close(full(got), want, equal_nan=True, msg=name)
+
+
+def test_trap_structured_operators(run_mesh):
+    run_mesh((1,), many_operators_after_load)
+    run_mesh((3,), many_operators_after_load)
+
+
+EXIT_PROGRAM = """
+import os, sys
+import torch, torch.distributed as dist
+torch.set_num_threads(1)
+import shardfield
+from shardfield.domain_parallel import shard_tensor
+from torch.distributed.tensor import Shard
+from torch.distributed.device_mesh import init_device_mesh
+rank, n, path = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+dist.init_process_group("gloo", store=dist.FileStore(path, n), rank=rank, world_size=n)
+mesh = init_device_mesh("cpu", (n,))
+x = shard_tensor(torch.randn(8, 3, generator=torch.Generator().manual_seed(0)), mesh, [Shard(0)])
+x.requires_grad_()
+(x * x).mean().backward()
+keep = [x, x.grad, x[1:5]]
+if sys.argv[4] == "destroy":
+    dist.destroy_process_group()
+print("done", flush=True)
+"""
+
+
+@pytest.mark.parametrize("how", ["destroy", "leave"])
+def test_process_exit_is_clean(tmp_path, how):
+    program = tmp_path / "leave.py"
+    program.write_text(textwrap.dedent(EXIT_PROGRAM))
+    env = {**os.environ, "GLOO_SOCKET_IFNAME": "lo"}
+    for attempt in range(1):
+        store = tmp_path / f"store{attempt}"
+        ranks = [
+            subprocess.Popen(
+                [sys.executable, str(program), str(rank), "2", str(store), how],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                env=env,
+                cwd=Path(__file__).parent,
+            )
+            for rank in range(2)
+        ]
+        for rank, process in enumerate(ranks):
+            out, err = process.communicate(timeout=120)
+            assert process.returncode == 0, f"rank {rank} left with {process.returncode}:\n{err}"
+            assert "done" in out
+
+
+def one_rank_fails_inside(mesh) -> str:
+    """A rank fails inside an operator after its peers have entered the exchange."""
+    x = shard_tensor(numbers(1, 1, 8), mesh, [Shard(2)])
+    began = time.monotonic()
+    bad = numbers(1, 2 if mesh.get_local_rank() == 1 else 1, 3)
+    try:
+        F.conv1d(x, bad, padding=1)
+    except RuntimeError as error:
+        return f"{time.monotonic() - began:.1f} {error}"
+    return f"{time.monotonic() - began:.1f} no error"
+
+
+def test_C6_a_rank_that_fails_inside_an_operator_is_heard_of(run_mesh):
+    import rank_pool
+
+    try:
+        texts = run_mesh((2,), one_rank_fails_inside)
+    except rank_pool.RankFailure as failure:  # the group is broken by design afterwards
+        texts = [a.value if a and a.ok else (a.error if a else "hung") for a in failure.answers]
+    assert "hung" not in texts, texts
+    assert dist.is_available()
+
+
+def reports_stay_with_their_ops(mesh) -> None:
+    with shardfield.report() as first:
+        x = sharded(numbers(1, 1, 8), mesh, 2)
+        F.conv1d(x, numbers(1, 1, 3), padding=1)
+    with shardfield.report() as second:
+        pass
+    assert second.bytes_sent == 0 and not second.fallbacks
+    if mesh.size() > 1:
+        assert first.bytes_sent > 0
+
+
+def test_report_covers_its_own_block_only(run_mesh, ranks):
+    run_mesh((ranks,), reports_stay_with_their_ops)
