@@ -16,10 +16,10 @@ const spec::Mesh* make_mesh(std::vector<int64_t> shape, std::vector<std::string>
                             int mesh_rank, const GroupPtr& whole, const std::vector<GroupPtr>& axis,
                             const std::string& device) {
   const auto type = c10::Device(device).type();
-  std::vector<c10::intrusive_ptr<c10d::Backend>> axis_backends;
-  for (const GroupPtr& group : axis) axis_backends.push_back(comm::backend_of(group, type));
-  return comm::make_mesh(std::move(shape), std::move(names), mesh_rank,
-                         comm::backend_of(whole, type), std::move(axis_backends));
+  std::vector<comm::Group> axis_groups;
+  for (const GroupPtr& group : axis) axis_groups.push_back(comm::group_of(group, type));
+  return comm::make_mesh(std::move(shape), std::move(names), mesh_rank, comm::group_of(whole, type),
+                         axis_groups);
 }
 
 py::dict rows_of(const comm::Record& record) {

@@ -41,6 +41,11 @@ def core_mesh(mesh: DeviceMesh) -> Any:
     """
     if not isinstance(mesh, DeviceMesh):
         raise TypeError(f"mesh: expected a torch DeviceMesh, got {type(mesh).__name__}")
+    if mesh.get_coordinate() is None:
+        raise RuntimeError(
+            f"mesh: rank {dist.get_rank()} is not in the mesh {mesh.mesh.tolist()}; "
+            "call this on the mesh's ranks only"
+        )
     groups = [mesh.get_group(a) for a in range(mesh.ndim)]
     names = tuple(mesh.mesh_dim_names or ())
     key = (
@@ -54,12 +59,6 @@ def core_mesh(mesh: DeviceMesh) -> Any:
     found = _meshes.get(key)
     if found is not None:
         return found
-    coordinate = mesh.get_coordinate()
-    if coordinate is None:
-        raise RuntimeError(
-            f"mesh: rank {dist.get_rank()} is not in the mesh {mesh.mesh.tolist()}; "
-            "call this on the mesh's ranks only"
-        )
     mesh_rank = mesh.mesh.flatten().tolist().index(dist.get_rank())
     made = core.make_mesh(
         list(mesh.mesh.shape), list(names), mesh_rank, _whole_group(mesh), groups, mesh.device_type
@@ -87,7 +86,7 @@ def normalized(
     placements = [placements] if isinstance(placements, Placement) else list(placements)
     if len(placements) != mesh.ndim:
         raise ValueError(
-            f"{op}: expected {mesh.ndim} placements (one per mesh axis), got {placements}"
+            f"{op}: expected {mesh.ndim} placements (one per mesh axis), got {len(placements)}: {placements}"
         )
     out: list[Placement] = []
     for p in placements:

@@ -17,7 +17,9 @@ namespace shardfield::comm {
 class Comm {
  public:
   Comm() = default;
-  Comm(c10::intrusive_ptr<c10d::Backend> backend, std::string name);
+  /// @param registered_name  name in c10d's registry of groups, empty for groups outside it
+  Comm(c10::intrusive_ptr<c10d::Backend> backend, std::string name,
+       std::string registered_name = {});
 
   int rank() const { return rank_; }
   int size() const { return size_; }
@@ -30,6 +32,7 @@ class Comm {
  private:
   c10::weak_intrusive_ptr<c10d::Backend> backend_{c10::intrusive_ptr<c10d::Backend>()};
   std::string name_;
+  std::string registered_name_;
   int rank_ = 0;
   int size_ = 1;
   mutable uint32_t tag_ = 0;
@@ -45,7 +48,14 @@ inline const GroupMesh& groups_of(const spec::Mesh& mesh) {
   return static_cast<const GroupMesh&>(mesh);
 }
 
-/// Builds (or finds) a mesh. Local.
+/// One group of a mesh: its backend, and its name in c10d's registry (empty outside it) by which a
+/// group the user destroyed is recognised.
+struct Group {
+  c10::intrusive_ptr<c10d::Backend> backend;
+  std::string registered_name = {};
+};
+
+/// Builds a mesh. Local.
 /// @param shape        ranks per axis
 /// @param axis_names   one name per axis; may be empty
 /// @param mesh_rank    this rank's row-major number inside the mesh
@@ -53,14 +63,12 @@ inline const GroupMesh& groups_of(const spec::Mesh& mesh) {
 /// @param axis         one group per axis through this rank, ranks in axis order
 /// @throws c10::Error when group sizes and ranks do not match the shape.
 const spec::Mesh* make_mesh(std::vector<int64_t> shape, std::vector<std::string> axis_names,
-                            int mesh_rank, c10::intrusive_ptr<c10d::Backend> whole,
-                            std::vector<c10::intrusive_ptr<c10d::Backend>> axis);
+                            int mesh_rank, const Group& whole, const std::vector<Group>& axis);
 
 /// One-axis mesh over a whole group. Local.
 const spec::Mesh* make_mesh(const c10::intrusive_ptr<c10d::Backend>& group);
 
-/// The backend a process group uses for a device.
-c10::intrusive_ptr<c10d::Backend> backend_of(const c10::intrusive_ptr<c10d::ProcessGroup>& group,
-                                             c10::DeviceType device);
+/// The part of a process group that serves a device.
+Group group_of(const c10::intrusive_ptr<c10d::ProcessGroup>& group, c10::DeviceType device);
 
 }  // namespace shardfield::comm

@@ -56,7 +56,9 @@ void run_in_process(const std::vector<int64_t>& shape,
     place.coord = place.coord_of(rank);
     try {
       const Groups groups = make_groups(store, place, timeout);
-      const spec::Mesh* mesh = make_mesh(shape, axis_names, rank, groups.whole, groups.axis);
+      std::vector<Group> axis;
+      for (const Backend& backend : groups.axis) axis.push_back({backend});
+      const spec::Mesh* mesh = make_mesh(shape, axis_names, rank, {groups.whole}, axis);
       body(*mesh);
     } catch (const std::exception& error) {
       // Groups are dropped by now: peers waiting for this rank see the connection close.

@@ -313,7 +313,12 @@ void gather_and_call(const c10::OperatorHandle& op, Stack* stack) {
   const Arguments args(op, stack);
   Tensor example;
   args.for_each_tensor([&](size_t, const Tensor& t) {
-    if (!example.defined() && is_sharded(t)) example = t;
+    if (!is_sharded(t)) return;
+    if (!example.defined()) example = t;
+    SHARDFIELD_CHECK(&tensor::layout_of(t).mesh() == &tensor::layout_of(example).mesh(), name,
+                     "tensors of two meshes in one call: ", tensor::describe(example), " and ",
+                     tensor::describe(t), " on rank ", tensor::layout_of(t).mesh().rank,
+                     "; bring them to one mesh with full_tensor() and shard_tensor()");
   });
   if (example.defined()) report_fallback(name, example);
   std::vector<Written> written = gather_arguments(op, args, example);

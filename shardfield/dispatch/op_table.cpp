@@ -1,5 +1,7 @@
 #include "shardfield/dispatch/op_table.h"
 
+#include <mutex>
+
 #include <ATen/core/dispatch/Dispatcher.h>
 
 #include "shardfield/dispatch/boxed.h"
@@ -131,6 +133,30 @@ void OpTable::fill_defaults() {
       autograd_.impl(name.c_str(), torch::CppFunction::makeFromBoxedFunction<&formula>());
     } else {
       autograd_.impl(name.c_str(), torch::CppFunction::makeFromBoxedFunction<&gather_and_call>());
+    }
+  }
+}
+
+void cover_late_ops() {
+  static auto* mutex = new std::mutex();
+  static auto* covered = new std::set<std::string>();
+  static auto* libraries = new std::vector<torch::Library>();
+  static const std::set<std::string> torch_namespaces = {
+      "aten",     "prim",        "prims", "_c10d_functional", "c10d", "c10d_functional",
+      "inductor", "higher_order"};
+  const std::lock_guard<std::mutex> lock(*mutex);
+  auto& dispatcher = c10::Dispatcher::singleton();
+  for (const auto& op_name : dispatcher.getAllOpNames()) {
+    const std::string name = c10::toString(op_name);
+    const std::string ns = op_name.name.substr(0, op_name.name.find("::"));
+    if (torch_namespaces.contains(ns) || !covered->insert(name).second) continue;
+    const auto op = dispatcher.findSchema(op_name);
+    if (!op || op->hasKernelForDispatchKey(DispatchKey::CompositeImplicitAutograd)) continue;
+    for (const DispatchKey key : {DispatchKey::PrivateUse3, DispatchKey::AutogradPrivateUse3}) {
+      if (op->hasKernelForDispatchKey(key)) continue;
+      libraries->push_back(make_library(ns.c_str(), key));
+      libraries->back().impl(name.c_str(),
+                             torch::CppFunction::makeFromBoxedFunction<&gather_and_call>());
     }
   }
 }

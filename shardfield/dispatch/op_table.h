@@ -106,6 +106,11 @@ struct OpRegistration {
   explicit OpRegistration(void (*registration)(OpTable&));
 };
 
+/// Gives ops that other libraries have defined since the last call the gathering fallback at both
+/// keys: their own CompositeExplicitAutograd kernels would win over a fallback and read the memory
+/// of a tensor that has none. Ops of PyTorch's namespaces and composite ones are left alone. Local.
+void cover_late_ops();
+
 /// Opens the registration block of an op file: SHARDFIELD_OPS(conv) { table.composed(...); }
 #define SHARDFIELD_OPS(family)                                                     \
   static void register_##family(::shardfield::dispatch::OpTable& table);           \

@@ -10,6 +10,7 @@
 #include "shardfield/base/error.h"
 #include "shardfield/dispatch/formula.h"
 #include "shardfield/dispatch/op_table.h"
+#include "shardfield/dispatch/reshard_gradient.h"
 #include "shardfield/ops/slice_origin.h"
 #include "shardfield/spec/reshape_layout.h"
 #include "shardfield/tensor/autograd.h"
@@ -109,13 +110,22 @@ Tensor unsqueeze_kernel(const Tensor& x, int64_t dim) {
   return viewed(x, g);
 }
 
-/// A dim of size 1 that is cut has one owner: without the dim every rank holds the value.
-Tensor drop_cut_dims(const Tensor& x, const std::vector<int64_t>& dims) {
+/// x without its cuts on these dims of size 1: the row's owner keeps its memory, so writes reach x;
+/// the others get its values. Collective over the dropped axes.
+Tensor without_cuts(const Tensor& x, const std::vector<int64_t>& dims) {
   std::vector<int> keep(x.dim());
   for (int d = 0; d < x.dim(); ++d) keep[d] = d;
-  for (int64_t d : dims)
-    if (x.size(d) == 1) keep[d] = -1;
-  return tensor::redistribute(x, spec::renumber(layout_of(x), keep));
+  bool owner = true;
+  for (int64_t d : dims) {
+    if (x.size(d) != 1) continue;
+    keep[d] = -1;
+    const int c = layout_of(x).cut_on(static_cast<int>(d));
+    owner &= c < 0 || layout_of(x).local_size(c) == 1;
+  }
+  const Layout* rest = spec::renumber(layout_of(x), keep);
+  Tensor piece = tensor::redistribute_piece(piece_of(x), &layout_of(x), rest, x.sizes());
+  if (owner) piece = at::alias(piece_of(x));
+  return make_view(piece, rest, x.sizes(), x.strides(), x.storage_offset(), x);
 }
 
 Tensor squeeze_dims(const Tensor& x, at::IntArrayRef dims) {
@@ -127,8 +137,7 @@ Tensor squeeze_dims(const Tensor& x, at::IntArrayRef dims) {
   std::sort(gone.rbegin(), gone.rend());
   for (int64_t d : gone) {
     if (!layout_of(x).is_cut(static_cast<int>(d))) continue;
-    const Tensor whole = drop_cut_dims(x, gone);
-    return whole.squeeze(dims);
+    return without_cuts(x, gone).squeeze(dims);
   }
   Geometry g(x);
   for (int64_t d : gone) g.erase(d);
@@ -155,7 +164,7 @@ Tensor expand_kernel(const Tensor& x, c10::SymIntArrayRef size, bool implicit) {
     const bool grows = d < shift || (target[d] != -1 && target[d] != g.sizes[d]);
     if (!grows) continue;
     if (d >= shift && layout_of(x).is_cut(static_cast<int>(d - shift))) {
-      return drop_cut_dims(x, {d - shift}).expand_symint(size, implicit);
+      return without_cuts(x, {d - shift}).expand_symint(size, implicit);
     }
     SHARDFIELD_CHECK(g.sizes[d] == 1, "expand", "dim ", d, " has size ", g.sizes[d],
                      ", cannot become ", target[d], "; input ", tensor::describe(x));
@@ -165,6 +174,9 @@ Tensor expand_kernel(const Tensor& x, c10::SymIntArrayRef size, bool implicit) {
   return viewed(x, g);
 }
 
+Tensor slice_kernel(const Tensor& x, int64_t dim, std::optional<c10::SymInt> start,
+                    std::optional<c10::SymInt> end, c10::SymInt sym_step);
+
 Tensor select_kernel(const Tensor& x, int64_t dim, c10::SymInt sym_index) {
   dim = at::maybe_wrap_dim(dim, x.dim());
   int64_t index = sym_index.expect_int();
@@ -173,11 +185,7 @@ Tensor select_kernel(const Tensor& x, int64_t dim, c10::SymInt sym_index) {
                     " out of range for tensor of size ", x.sizes(), " at dimension ", dim);
   if (index < 0) index += n;
   if (layout_of(x).is_cut(static_cast<int>(dim))) {
-    // The row has one owner; every rank gets its value (a copy, not an alias).
-    std::vector<int> keep(x.dim());
-    for (int d = 0; d < x.dim(); ++d) keep[d] = d == dim ? -1 : d;
-    const Tensor row = x.slice(dim, index, index + 1);
-    return tensor::redistribute(row, spec::renumber(layout_of(row), keep)).select(dim, 0);
+    return without_cuts(slice_kernel(x, dim, index, index + 1, 1), {dim}).select(dim, 0);
   }
   Geometry g(x);
   g.erase(dim);
@@ -448,6 +456,19 @@ Tensor& t_in_place_kernel(Tensor& x) {
   return reshape_in_place(x, t_kernel);
 }
 
+Tensor diagonal_above(c10::DispatchKeySet keys, const Tensor& x, int64_t offset, int64_t dim1,
+                      int64_t dim2) {
+  Tensor v = dispatch::call_view_formula<at::_ops::diagonal>(keys, x, offset, dim1, dim2);
+  dispatch::reshard_gradient(v, x);
+  return v;
+}
+Tensor unfold_above(c10::DispatchKeySet keys, const Tensor& x, int64_t dim, int64_t size,
+                    int64_t step) {
+  Tensor v = dispatch::call_view_formula<at::_ops::unfold>(keys, x, dim, size, step);
+  dispatch::reshard_gradient(v, x);
+  return v;
+}
+
 // Above autograd: where a view cannot alias (its rows live elsewhere) the rows are moved by a
 // differentiable step first; else PyTorch's own formula runs.
 
@@ -456,8 +477,9 @@ bool is_cut(const Tensor& x, int64_t dim) {
 }
 
 Tensor select_above(c10::DispatchKeySet keys, const Tensor& x, int64_t dim, c10::SymInt index) {
-  if (is_cut(x, dim)) return select_kernel(x, dim, index);
-  return dispatch::call_view_formula<at::_ops::select_int>(keys, x, dim, index);
+  Tensor row = dispatch::call_view_formula<at::_ops::select_int>(keys, x, dim, index);
+  if (is_cut(x, dim)) dispatch::reshard_gradient(row, x);
+  return row;
 }
 
 Tensor slice_above(c10::DispatchKeySet keys, const Tensor& x, int64_t dim,
@@ -477,11 +499,12 @@ Tensor expand_above(c10::DispatchKeySet keys, const Tensor& x, c10::SymIntArrayR
                     bool implicit) {
   const auto target = C10_AS_INTARRAYREF_SLOW(size);
   const int64_t shift = static_cast<int64_t>(target.size()) - x.dim();
+  Tensor wide = dispatch::call_view_formula<at::_ops::expand>(keys, x, size, implicit);
   for (const Cut& cut : layout_of(x).cuts()) {
     const int64_t wanted = shift < 0 ? -1 : target[cut.dim + shift];
-    if (wanted != -1 && wanted != x.size(cut.dim)) return expand_kernel(x, size, implicit);
+    if (wanted != -1 && wanted != x.size(cut.dim)) dispatch::reshard_gradient(wide, x);
   }
-  return dispatch::call_view_formula<at::_ops::expand>(keys, x, size, implicit);
+  return wide;
 }
 
 Tensor squeeze_dims_above(c10::DispatchKeySet keys, const Tensor& x, at::IntArrayRef dims) {
@@ -519,6 +542,8 @@ Tensor reshape_alias_above(c10::DispatchKeySet keys, const Tensor& x, c10::SymIn
 }  // namespace
 
 SHARDFIELD_OPS(view) {
+  table.above_autograd("aten::diagonal", TORCH_FN(diagonal_above));
+  table.above_autograd("aten::unfold", TORCH_FN(unfold_above));
   table.above_autograd("aten::select.int", TORCH_FN(select_above));
   table.above_autograd("aten::slice.Tensor", TORCH_FN(slice_above));
   table.above_autograd("aten::expand", TORCH_FN(expand_above));

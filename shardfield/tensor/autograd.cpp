@@ -138,20 +138,20 @@ struct MoveFn : Function<MoveFn> {
 
 /// A forward-mode tangent would be dropped without a word by the nodes above.
 void refuse_tangent(const Tensor& t, const char* op) {
+  const auto* meta = torch::autograd::impl::get_autograd_meta(t);
+  if (C10_LIKELY(!meta)) return;
   SHARDFIELD_CHECK(
-      !t._fw_grad(0).defined(), op,
-      "forward-mode derivatives (jvp, make_dual) are not available for this op on sharded "
-      "tensors; use reverse mode (torch.autograd.grad, torch.func.vjp)");
+      !meta->fw_grad(0, t).defined(), comm::current_op() ? comm::current_op() : op,
+      "forward-mode derivatives (jvp, make_dual) are not available for this op on sharded tensors; "
+      "use reverse mode (torch.autograd.grad, torch.func.vjp)");
 }
 
 }  // namespace
 
 Tensor local(const Tensor& x) {
   TORCH_INTERNAL_ASSERT(is_sharded(x));
-  if (records_grad(x)) {
-    refuse_tangent(x, "to_local");
-    return LocalFn::apply(x);
-  }
+  refuse_tangent(x, "to_local");
+  if (records_grad(x)) return LocalFn::apply(x);
   return fresh(piece_of(x));
 }
 
@@ -164,8 +164,8 @@ Tensor wrap(const Tensor& piece, const Layout* layout, at::IntArrayRef sizes,
 }
 
 Tensor enter(const Tensor& plain, const Layout& layout) {
-  if (!records_grad(plain)) return plain;
   refuse_tangent(plain, "enter");
+  if (!records_grad(plain)) return plain;
   const std::vector<int64_t> axes(layout.axes().begin(), layout.axes().end());
   return EnterFn::apply(plain, as_int(&layout.mesh()), axes);
 }
@@ -189,10 +189,8 @@ Tensor reduce_sum(const Tensor& partial, const Layout& layout) {
 
 Tensor gather(const Tensor& x) {
   if (!is_sharded(x)) return x;
-  if (records_grad(x)) {
-    refuse_tangent(x, "full_tensor");
-    return GatherFn::apply(x);
-  }
+  refuse_tangent(x, "full_tensor");
+  if (records_grad(x)) return GatherFn::apply(x);
   return redistribute_piece(piece_of(x), &layout_of(x), nullptr, x.sizes());
 }
 

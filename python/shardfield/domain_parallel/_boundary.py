@@ -6,6 +6,7 @@ gets a defined answer: no hang when one rank prints, no crash, and an error that
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -14,7 +15,7 @@ import torch
 import torch._tensor_str
 
 from shardfield._core import core
-from shardfield._mesh import placements_of
+from shardfield._mesh import device_mesh_of, placements_of
 
 _NO_STORAGE = (
     "numpy", "tolist", "__array__", "__dlpack__", "data_ptr", "untyped_storage", "storage", "share_memory_",
@@ -200,6 +201,70 @@ def _eager_when_sharded(raw: Any, compiled: Any, fullgraph: bool) -> Any:
     return call
 
 
+def _patch_copy_copy() -> None:
+    def shallow(self: torch.Tensor) -> torch.Tensor:
+        if core.is_sharded(self):
+            return self.detach().requires_grad_(self.requires_grad)
+        return copy._reconstruct(self, None, *self.__reduce_ex__(4))  # type: ignore[attr-defined]
+
+    torch.Tensor.__copy__ = shallow  # type: ignore[attr-defined]
+
+
+def _patch_op_definition() -> None:
+    """Ops defined after import get the gathering fallback as soon as they exist."""
+    core.cover_late_ops()
+    stock_define, stock_load = torch.library.Library.define, torch.ops.load_library
+
+    @functools.wraps(stock_define)
+    def define(self: Any, *args: Any, **kwargs: Any) -> Any:
+        out = stock_define(self, *args, **kwargs)
+        core.cover_late_ops()
+        return out
+
+    @functools.wraps(stock_load)
+    def load_library(path: Any) -> None:
+        stock_load(path)
+        core.cover_late_ops()
+
+    torch.library.Library.define = define  # type: ignore[method-assign]
+    torch.ops.load_library = load_library  # type: ignore[method-assign]
+
+
+def _patch_data_parallel() -> None:
+    """Gradients of plain parameters are already summed over the domain: a DDP group that covers it
+    again would average or sum them once more.
+    """
+    ddp = torch.nn.parallel.DistributedDataParallel
+    stock = ddp.forward
+
+    @functools.wraps(stock)
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        for leaf in torch.utils._pytree.tree_leaves((args, kwargs)):
+            if isinstance(leaf, torch.Tensor) and core.is_sharded(leaf):
+                _check_group_apart(leaf, self.process_group)
+        return stock(self, *args, **kwargs)
+
+    ddp.forward = forward  # type: ignore[method-assign]
+
+
+def _check_group_apart(x: torch.Tensor, group: Any) -> None:
+    mesh = device_mesh_of(core.mesh_of(x))
+    cut = {axis for _, axes, _ in core.cuts(x) for axis in axes}
+    grid = mesh.mesh.permute(*sorted(range(mesh.ndim), key=lambda a: a in cut))
+    kept = [n for a, n in enumerate(mesh.mesh.shape) if a not in cut]
+    count = 1
+    for n in kept:
+        count *= n
+    others = set(torch.distributed.get_process_group_ranks(group))
+    for domain in grid.reshape(count, -1).tolist():
+        shared = sorted(others.intersection(domain))
+        if len(shared) > 1:
+            raise RuntimeError(
+                f"DistributedDataParallel: its group {sorted(others)} holds ranks {shared} of one domain, over which "
+                "gradients are already summed; build DDP on the data axis only (process_group=mesh['data'].get_group())"
+            )
+
+
 def install() -> None:
     """Puts the patches in place; done once at import."""
     _patch_printing()
@@ -208,6 +273,9 @@ def install() -> None:
     _patch_grad_setter()
     _patch_grad_outputs()
     _patch_compile()
+    _patch_copy_copy()
+    _patch_op_definition()
+    _patch_data_parallel()
 
 
 install()

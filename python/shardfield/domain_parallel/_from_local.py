@@ -65,7 +65,7 @@ def from_local(
     local_tensor = _reduce_partial(local_tensor, mesh, placed)
     if not axes_by_dim(placed):
         return local_tensor
-    channels_last = _is_channels_last(local_tensor)
+    channels_last = False  # one memory order for all ranks; a rank alone cannot tell the others'
     if isinstance(sharding_shapes, dict):
         cuts, shape = _cuts_from_shapes(local_tensor, mesh, placed, sharding_shapes, global_shape)
     elif sharding_shapes in ("chunk", "blockwise"):
