@@ -508,9 +508,11 @@ Tensor expand_above(c10::DispatchKeySet keys, const Tensor& x, c10::SymIntArrayR
 }
 
 Tensor squeeze_dims_above(c10::DispatchKeySet keys, const Tensor& x, at::IntArrayRef dims) {
-  for (int64_t d : dims)
-    if (is_cut(x, d) && x.size(d) == 1) return squeeze_dims(x, dims);
-  return dispatch::call_view_formula<at::_ops::squeeze_dims>(keys, x, dims);
+  Tensor flat = dispatch::call_view_formula<at::_ops::squeeze_dims>(keys, x, dims);
+  bool moved = false;
+  for (int64_t d : dims) moved |= is_cut(x, d) && x.size(d) == 1;
+  if (moved) dispatch::reshard_gradient(flat, x);
+  return flat;
 }
 Tensor squeeze_dim_above(c10::DispatchKeySet keys, const Tensor& x, int64_t dim) {
   return squeeze_dims_above(keys, x, dim);
