@@ -20,7 +20,8 @@ at::Tensor all_reduce(const at::Tensor& value, const spec::Mesh& mesh, const std
 /// Every rank's `value` (same sizes and dtype everywhere) stacked along a new first dim: entry i is
 /// from the i-th coordinate on `axes`, the first axis slowest. Collective over those axes. Not
 /// differentiable.
-at::Tensor all_gather(const at::Tensor& value, const spec::Mesh& mesh, const std::vector<int>& axes);
+at::Tensor all_gather(const at::Tensor& value, const spec::Mesh& mesh,
+                      const std::vector<int>& axes);
 
 struct Message {
   int peer = 0;  ///< mesh rank
