@@ -30,18 +30,21 @@ using torch::autograd::variable_list;
 void check_adaptive(const char* op, const Tensor& x, IntArrayRef out, size_t n) {
   const auto ndim = static_cast<size_t>(x.dim());
   SHARDFIELD_CHECK(out.size() == n, op, "output_size must be ", n, " numbers, got ", out);
-  SHARDFIELD_CHECK(ndim == n + 1 || ndim == n + 2, op, "expected ", n + 1, "D or ", n + 2, "D tensor, got ",
-                   tensor::describe(x));
+  SHARDFIELD_CHECK(ndim == n + 1 || ndim == n + 2, op, "expected ", n + 1, "D or ", n + 2,
+                   "D tensor, got ", tensor::describe(x));
   for (size_t i = 0; i < n; ++i) {
-    SHARDFIELD_CHECK(out[i] >= 0, op, "elements of output_size must be greater than or equal to 0, got ", out);
-    SHARDFIELD_CHECK(x.size(static_cast<int64_t>(ndim - n + i)) > 0, op,
-                     "Expected input to have non-zero size for non-batch dimensions, but input has ",
-                     tensor::describe(x), " with dimension ", ndim - n + i, " being empty");
+    SHARDFIELD_CHECK(out[i] >= 0, op,
+                     "elements of output_size must be greater than or equal to 0, got ", out);
+    SHARDFIELD_CHECK(
+        x.size(static_cast<int64_t>(ndim - n + i)) > 0, op,
+        "Expected input to have non-zero size for non-batch dimensions, but input has ",
+        tensor::describe(x), " with dimension ", ndim - n + i, " being empty");
   }
 }
 
 /// Layout of the result: `sizes_of_dim` gives new piece sizes, dims in `plain` lose their cuts.
-const Layout* result_layout(const Layout& layout, int ndim, const std::map<int, std::vector<int64_t>>& sizes_of_dim,
+const Layout* result_layout(const Layout& layout, int ndim,
+                            const std::map<int, std::vector<int64_t>>& sizes_of_dim,
                             const std::vector<int64_t>& plain) {
   std::vector<int> new_dim(ndim);
   for (int d = 0; d < ndim; ++d) new_dim[d] = d;
@@ -53,8 +56,9 @@ const Layout* result_layout(const Layout& layout, int ndim, const std::map<int, 
 
 /// Mean of consecutive rows of one dim for every window. Linear: backward is its transpose.
 struct WindowMeanFn : Function<WindowMeanFn> {
-  static Tensor forward(AutogradContext* ctx, const Tensor& in, int64_t dim, const std::vector<int64_t>& begins,
-                        const std::vector<int64_t>& ends, int64_t num_rows, bool adjoint) {
+  static Tensor forward(AutogradContext* ctx, const Tensor& in, int64_t dim,
+                        const std::vector<int64_t>& begins, const std::vector<int64_t>& ends,
+                        int64_t num_rows, bool adjoint) {
     ctx->saved_data["dim"] = dim;
     ctx->saved_data["begins"] = begins;
     ctx->saved_data["ends"] = ends;
@@ -73,8 +77,8 @@ struct WindowMeanFn : Function<WindowMeanFn> {
                             : run(grads[0], dim, begins, ends, num_rows, adjoint);
     return {grad, {}, {}, {}, {}, {}};
   }
-  static Tensor run(const Tensor& in, int64_t dim, IntArrayRef begins, IntArrayRef ends, int64_t num_rows,
-                    bool adjoint) {
+  static Tensor run(const Tensor& in, int64_t dim, IntArrayRef begins, IntArrayRef ends,
+                    int64_t num_rows, bool adjoint) {
     auto sizes = in.sizes().vec();
     sizes[dim] = adjoint ? num_rows : static_cast<int64_t>(begins.size());
     Tensor out = adjoint ? in.new_zeros(sizes) : in.new_empty(sizes);
@@ -92,8 +96,8 @@ struct WindowMeanFn : Function<WindowMeanFn> {
 };
 
 /// Averages the windows of own outputs along one dim of local rows.
-Tensor window_means(const Tensor& rows, int64_t dim, int64_t num_rows, int64_t num_outputs, Range outputs,
-                    int64_t first_row) {
+Tensor window_means(const Tensor& rows, int64_t dim, int64_t num_rows, int64_t num_outputs,
+                    Range outputs, int64_t first_row) {
   if (num_rows % num_outputs == 0) {
     return rows.unflatten(dim, {outputs.size(), num_rows / num_outputs}).mean(dim + 1);
   }
@@ -103,7 +107,8 @@ Tensor window_means(const Tensor& rows, int64_t dim, int64_t num_rows, int64_t n
     begins.push_back(window.begin - first_row);
     ends.push_back(window.end - first_row);
   }
-  if (comm::records_grad(rows)) return WindowMeanFn::apply(rows, dim, begins, ends, rows.size(dim), false);
+  if (comm::records_grad(rows))
+    return WindowMeanFn::apply(rows, dim, begins, ends, rows.size(dim), false);
   return WindowMeanFn::run(rows, dim, begins, ends, rows.size(dim), false);
 }
 
@@ -178,14 +183,15 @@ struct Averaging {
       sizes[cut.dim] = own.outputs.size();
       piece = c10::multiply_integers(sizes) == 0
                   ? empty_result(piece, sizes)
-                  : window_means(piece, cut.dim, x.size(cut.dim), num_outputs, own.outputs, own.inputs.begin);
+                  : window_means(piece, cut.dim, x.size(cut.dim), num_outputs, own.outputs,
+                                 own.inputs.begin);
     }
   }
 };
 
 Tensor adaptive_avg(const char* op, const Tensor& input, IntArrayRef out) {
   check_adaptive(op, input, out, out.size());
-  const Tensor x = with_simple_cuts(input);
+  const Tensor x = with_whole_dim_cuts(input);
   if (!is_sharded(x)) return stock_adaptive_avg(x, out);
   const int64_t first = x.dim() - static_cast<int64_t>(out.size());
   auto sizes = x.sizes().vec();
@@ -197,7 +203,8 @@ Tensor adaptive_avg(const char* op, const Tensor& input, IntArrayRef out) {
   a.reduce_to_one();
   a.average_whole_dims();
   a.average_cut_dims();
-  const Layout* layout = result_layout(tensor::layout_of(x), static_cast<int>(x.dim()), a.piece_sizes, a.plain);
+  const Layout* layout =
+      result_layout(tensor::layout_of(x), static_cast<int>(x.dim()), a.piece_sizes, a.plain);
   return tensor::wrap(half ? a.piece.to(type) : a.piece, layout, sizes, x.suggest_memory_format());
 }
 
@@ -221,7 +228,7 @@ ValueAndIndex stock_adaptive_max(const Tensor& x, IntArrayRef out) {
 struct EqualWindows {
   std::vector<int64_t> rows;  ///< local rows, window after window
   int64_t width = 0;
-  bool identity = true;       ///< rows is 0, 1, 2, ...
+  bool identity = true;  ///< rows is 0, 1, 2, ...
 };
 
 EqualWindows equal_windows(const std::vector<Range>& windows, int64_t num_rows) {
@@ -230,7 +237,8 @@ EqualWindows equal_windows(const std::vector<Range>& windows, int64_t num_rows) 
   for (const Range& w : windows)
     for (int64_t k = 0; k < e.width; ++k) e.rows.push_back(std::min(w.begin + k, w.end - 1));
   e.identity = static_cast<int64_t>(e.rows.size()) == num_rows;
-  for (size_t k = 0; e.identity && k < e.rows.size(); ++k) e.identity = e.rows[k] == static_cast<int64_t>(k);
+  for (size_t k = 0; e.identity && k < e.rows.size(); ++k)
+    e.identity = e.rows[k] == static_cast<int64_t>(k);
   return e;
 }
 
@@ -318,7 +326,8 @@ struct Maximum {
 
   void add_windows(Range outputs, int64_t num_rows, int64_t num_outputs) {
     for (int64_t o = outputs.begin; o < outputs.end; ++o)
-      windows.back().push_back(spec::adaptive_window(o, num_rows, num_outputs).shifted(-row_begin.back()));
+      windows.back().push_back(
+          spec::adaptive_window(o, num_rows, num_outputs).shifted(-row_begin.back()));
   }
 
   void fetch_windows(int d, size_t c) {
@@ -344,7 +353,8 @@ struct Maximum {
     if (piece.numel() > 0 && c10::multiply_integers(sizes) > 0) {
       return max_over_windows(piece, windows, row_begin, x.sizes());
     }
-    const Tensor nothing = at::full(sizes, -std::numeric_limits<double>::infinity(), piece.options());
+    const Tensor nothing =
+        at::full(sizes, -std::numeric_limits<double>::infinity(), piece.options());
     const Tensor value = comm::records_grad(piece) ? nothing + piece.sum() * 0 : nothing;
     return {value, at::full(sizes, -1, piece.options().dtype(at::kLong))};
   }
@@ -352,7 +362,7 @@ struct Maximum {
 
 ValueAndIndex adaptive_max(const char* op, const Tensor& input, IntArrayRef out) {
   check_adaptive(op, input, out, out.size());
-  const Tensor x = with_simple_cuts(input);
+  const Tensor x = with_whole_dim_cuts(input);
   if (!is_sharded(x)) return stock_adaptive_max(x, out);
   const int64_t first = x.dim() - static_cast<int64_t>(out.size());
   auto sizes = x.sizes().vec();
@@ -361,14 +371,19 @@ ValueAndIndex adaptive_max(const char* op, const Tensor& input, IntArrayRef out)
   Maximum m{x, out, first, tensor::local(x)};
   m.plan_and_fetch();
   auto [value, index] = m.local_maxima();
-  if (!m.axes.empty()) std::tie(value, index) = best_over_ranks(value, index, layout.mesh(), m.axes);
+  if (!m.axes.empty())
+    std::tie(value, index) = best_over_ranks(value, index, layout.mesh(), m.axes);
   const Layout* result = result_layout(layout, static_cast<int>(x.dim()), m.piece_sizes, m.plain);
   const auto format = x.suggest_memory_format();
   return {tensor::wrap(value, result, sizes, format), tensor::wrap(index, result, sizes, format)};
 }
 
-ValueAndIndex adaptive_max_2d(const Tensor& x, IntArrayRef out) { return adaptive_max("adaptive_max_pool2d", x, out); }
-ValueAndIndex adaptive_max_3d(const Tensor& x, IntArrayRef out) { return adaptive_max("adaptive_max_pool3d", x, out); }
+ValueAndIndex adaptive_max_2d(const Tensor& x, IntArrayRef out) {
+  return adaptive_max("adaptive_max_pool2d", x, out);
+}
+ValueAndIndex adaptive_max_3d(const Tensor& x, IntArrayRef out) {
+  return adaptive_max("adaptive_max_pool3d", x, out);
+}
 
 }  // namespace
 

@@ -11,7 +11,7 @@ using at::Tensor;
 using spec::Cut;
 using spec::Layout;
 
-Tensor with_simple_cuts(const Tensor& x) {
+Tensor with_whole_dim_cuts(const Tensor& x) {
   const Layout& layout = tensor::layout_of(x);
   if (layout.is_simple(x.sizes().data())) return x;
   std::vector<Cut> cuts;
@@ -28,7 +28,8 @@ const Layout* with_piece_sizes(const Layout& layout,
                                const std::map<int, std::vector<int64_t>>& sizes_of_dim) {
   std::vector<Cut> cuts = layout.cuts();
   for (Cut& cut : cuts)
-    if (const auto it = sizes_of_dim.find(cut.dim); it != sizes_of_dim.end()) cut.sizes = it->second;
+    if (const auto it = sizes_of_dim.find(cut.dim); it != sizes_of_dim.end())
+      cut.sizes = it->second;
   return spec::intern_layout(layout.mesh(), std::move(cuts));
 }
 

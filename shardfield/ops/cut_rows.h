@@ -1,9 +1,9 @@
 #pragma once
 
-#include <ATen/core/Tensor.h>
-
 #include <map>
 #include <vector>
+
+#include <ATen/core/Tensor.h>
 
 #include "shardfield/spec/layout.h"
 #include "shardfield/spec/range.h"
@@ -14,7 +14,7 @@ namespace shardfield::ops {
 
 /// x with whole-dim cuts only: cuts of merged dims are gathered away (collective then), plain when
 /// none is left. Differentiable.
-at::Tensor with_simple_cuts(const at::Tensor& x);
+at::Tensor with_whole_dim_cuts(const at::Tensor& x);
 
 /// `layout` with other piece sizes on some dims.
 const spec::Layout* with_piece_sizes(const spec::Layout& layout,

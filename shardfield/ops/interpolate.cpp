@@ -33,8 +33,8 @@ using Scale = std::optional<double>;
 /// Picks rows; backward adds at other rows. ATen's nearest backward kernels on the CPU look rows up
 /// by another rule than the forward ones, and the serial gradient is what must come out.
 struct PickRowsFn : Function<PickRowsFn> {
-  static Tensor forward(AutogradContext* ctx, const Tensor& in, const Tensor& pick, const Tensor& add,
-                        int64_t dim, int64_t num_rows, bool adjoint) {
+  static Tensor forward(AutogradContext* ctx, const Tensor& in, const Tensor& pick,
+                        const Tensor& add, int64_t dim, int64_t num_rows, bool adjoint) {
     ctx->saved_data["dim"] = dim;
     ctx->saved_data["rows"] = num_rows;
     ctx->saved_data["adjoint"] = adjoint;
@@ -46,13 +46,14 @@ struct PickRowsFn : Function<PickRowsFn> {
     const int64_t dim = ctx->saved_data["dim"].toInt();
     const int64_t num_rows = ctx->saved_data["rows"].toInt();
     const bool adjoint = !ctx->saved_data["adjoint"].toBool();
-    const Tensor grad = comm::records_grad(grads[0])
-                            ? PickRowsFn::apply(grads[0], saved[0], saved[1], dim, num_rows, adjoint)
-                            : run(grads[0], saved[0], saved[1], dim, num_rows, adjoint);
+    const Tensor grad =
+        comm::records_grad(grads[0])
+            ? PickRowsFn::apply(grads[0], saved[0], saved[1], dim, num_rows, adjoint)
+            : run(grads[0], saved[0], saved[1], dim, num_rows, adjoint);
     return {grad, {}, {}, {}, {}, {}};
   }
-  static Tensor run(const Tensor& in, const Tensor& pick, const Tensor& add, int64_t dim, int64_t num_rows,
-                    bool adjoint) {
+  static Tensor run(const Tensor& in, const Tensor& pick, const Tensor& add, int64_t dim,
+                    int64_t num_rows, bool adjoint) {
     if (!adjoint) return in.index_select(dim, pick);
     auto sizes = in.sizes().vec();
     sizes[dim] = num_rows;
@@ -64,10 +65,10 @@ struct PickRowsFn : Function<PickRowsFn> {
 struct ResampledDim {
   int64_t dim = 0;
   Taps taps;
-  Taps backward_taps;    ///< nearest modes only: rows that the gradient goes to
-  spec::Range outputs;   ///< own, global
-  int64_t first_row = 0; ///< global number of the first local row
-  int64_t num_rows = 0;  ///< local rows
+  Taps backward_taps;     ///< nearest modes only: rows that the gradient goes to
+  spec::Range outputs;    ///< own, global
+  int64_t first_row = 0;  ///< global number of the first local row
+  int64_t num_rows = 0;   ///< local rows
 };
 
 std::vector<int64_t> local_index(const Taps& taps, const ResampledDim& d, int64_t tap) {
@@ -122,7 +123,9 @@ struct Resampling {
   std::vector<int64_t> out;
   std::vector<Scale> scales;
 
-  bool is_nearest() const { return mode == ResampleMode::kNearest || mode == ResampleMode::kNearestExact; }
+  bool is_nearest() const {
+    return mode == ResampleMode::kNearest || mode == ResampleMode::kNearestExact;
+  }
 };
 
 spec::ResampleOptions options_of(const Resampling& r, const Tensor& x, size_t i) {
@@ -145,10 +148,12 @@ std::vector<ResampledDim> resampled_dims(const Resampling& r, const Tensor& x) {
     ResampledDim& d = dims[i];
     d.dim = static_cast<int64_t>(i) + 2;
     auto options = options_of(r, x, i);
-    options.float_nearest = r.is_nearest() && (!on_cpu || spec::uses_float_nearest(r.out, x.size(1), last));
+    options.float_nearest =
+        r.is_nearest() && (!on_cpu || spec::uses_float_nearest(r.out, x.size(1), last));
     d.taps = spec::resample_taps(x.size(d.dim), r.out[i], options);
     options.float_nearest = true;
-    d.backward_taps = r.is_nearest() ? spec::resample_taps(x.size(d.dim), r.out[i], options) : Taps();
+    d.backward_taps =
+        r.is_nearest() ? spec::resample_taps(x.size(d.dim), r.out[i], options) : Taps();
     d.outputs = {0, r.out[i]};
     d.num_rows = x.size(d.dim);
   }
@@ -161,8 +166,8 @@ void check_resampling(const Resampling& r, const Tensor& x) {
                    "spatial dims) and ", n, " output sizes, got ", tensor::describe(x));
   for (int64_t i = 0; i < n; ++i)
     SHARDFIELD_CHECK(x.size(i + 2) > 0 && r.out[i] > 0, r.op,
-                     "Input and output sizes should be greater than 0, but got ", tensor::describe(x),
-                     " and output sizes ", r.out);
+                     "Input and output sizes should be greater than 0, but got ",
+                     tensor::describe(x), " and output sizes ", r.out);
 }
 
 /// Fetches the rows this rank needs along every cut spatial dim; fills in where they lie.
@@ -197,7 +202,7 @@ Tensor fetch_sources(const Tensor& x, std::vector<ResampledDim>& dims,
 template <class Stock>
 Tensor resample(const Tensor& input, const Resampling& r, Stock stock) {
   check_resampling(r, input);
-  const Tensor x = with_simple_cuts(input);
+  const Tensor x = with_whole_dim_cuts(input);
   if (!is_sharded(x)) return stock(x);
   const Layout& layout = tensor::layout_of(x);
   // Stock rounds 8-bit images by rules of its own.
@@ -239,16 +244,17 @@ Tensor resample(const Tensor& input, const Resampling& r, Stock stock) {
 #define SHARDFIELD_OUT C10_AS_INTARRAYREF_SLOW(size).vec()
 
 // Nearest modes: (size, scale per dim).
-#define SHARDFIELD_NEAREST(name, mode, parameters, ...)                                              \
-  Tensor name##_sharded(const Tensor& x, SymIntArrayRef size, parameters) {                          \
-    return resample(x, {#name, ResampleMode::mode, false, false, SHARDFIELD_OUT, {__VA_ARGS__}},     \
-                    [&](const Tensor& t) { return at::name##_symint(t, size, __VA_ARGS__); });       \
+#define SHARDFIELD_NEAREST(name, mode, parameters, ...)                                          \
+  Tensor name##_sharded(const Tensor& x, SymIntArrayRef size, parameters) {                      \
+    return resample(x, {#name, ResampleMode::mode, false, false, SHARDFIELD_OUT, {__VA_ARGS__}}, \
+                    [&](const Tensor& t) { return at::name##_symint(t, size, __VA_ARGS__); });   \
   }
 // Linear and cubic modes: (size, align_corners, scale per dim).
-#define SHARDFIELD_WEIGHTED(name, mode, antialias, parameters, ...)                                  \
-  Tensor name##_sharded(const Tensor& x, SymIntArrayRef size, bool corners, parameters) {            \
-    return resample(x, {#name, ResampleMode::mode, corners, antialias, SHARDFIELD_OUT, {__VA_ARGS__}}, \
-                    [&](const Tensor& t) { return at::name##_symint(t, size, corners, __VA_ARGS__); }); \
+#define SHARDFIELD_WEIGHTED(name, mode, antialias, parameters, ...)                         \
+  Tensor name##_sharded(const Tensor& x, SymIntArrayRef size, bool corners, parameters) {   \
+    return resample(                                                                        \
+        x, {#name, ResampleMode::mode, corners, antialias, SHARDFIELD_OUT, {__VA_ARGS__}},  \
+        [&](const Tensor& t) { return at::name##_symint(t, size, corners, __VA_ARGS__); }); \
   }
 #define SHARDFIELD_SCALES_1 Scale w
 #define SHARDFIELD_SCALES_2 Scale h, Scale w

@@ -33,16 +33,20 @@ void check_pad_of(const char* op, const Tensor& x, int64_t d, int64_t lo, int64_
   const int64_t n = x.size(d);
   const int64_t most = std::max(lo, hi);
   SHARDFIELD_CHECK(n + lo + hi >= 0, op, "The input size ", n, ", plus negative padding ", lo,
-                   " and ", hi, ", resulted in a negative output size, which is invalid; dimension ",
-                   d, " of ", tensor::describe(x));
+                   " and ", hi,
+                   ", resulted in a negative output size, which is invalid; dimension ", d, " of ",
+                   tensor::describe(x));
   SHARDFIELD_CHECK(mode != PadMode::kReflect || most < std::max<int64_t>(n, 1), op,
                    "Padding size should be less than the corresponding input dimension, but got: "
-                   "padding (", lo, ", ", hi, ") at dimension ", d, " of ", tensor::describe(x));
+                   "padding (",
+                   lo, ", ", hi, ") at dimension ", d, " of ", tensor::describe(x));
   SHARDFIELD_CHECK(mode != PadMode::kCircular || most <= n, op,
                    "Padding value causes wrapping around more than once: (", lo, ", ", hi,
                    ") at dimension ", d, " of ", tensor::describe(x));
-  SHARDFIELD_CHECK(mode == PadMode::kConstant || n > 0, op, "expected rows to pad from, got none at "
-                   "dimension ", d, " of ", tensor::describe(x));
+  SHARDFIELD_CHECK(mode == PadMode::kConstant || n > 0, op,
+                   "expected rows to pad from, got none at "
+                   "dimension ",
+                   d, " of ", tensor::describe(x));
 }
 
 /// Pads the cut dims of the piece by exchange, the others by `pad_piece(piece, pad, is_empty)`.
@@ -50,7 +54,8 @@ template <class PadPiece>
 Tensor pad_sharded(const char* op, const Tensor& x, IntArrayRef pad, PadMode mode,
                    PadPiece pad_piece) {
   SHARDFIELD_CHECK(pad.size() % 2 == 0 && static_cast<int64_t>(pad.size()) <= 2 * x.dim(), op,
-                   "expected at most two paddings per dim, got ", pad, " for ", tensor::describe(x));
+                   "expected at most two paddings per dim, got ", pad, " for ",
+                   tensor::describe(x));
   const Layout& layout = tensor::layout_of(x);
   auto sizes = x.sizes().vec();
   for (int64_t d = 0; d < x.dim(); ++d) {
@@ -80,7 +85,7 @@ Tensor pad_sharded(const char* op, const Tensor& x, IntArrayRef pad, PadMode mod
 
 Tensor constant_pad(const Tensor& input, SymIntArrayRef sym_pad, const at::Scalar& value) {
   const auto pad = C10_AS_INTARRAYREF_SLOW(sym_pad);
-  const Tensor x = with_simple_cuts(input);
+  const Tensor x = with_whole_dim_cuts(input);
   if (!is_sharded(x)) return at::constant_pad_nd(x, pad, value);
   return pad_sharded("constant_pad_nd", x, pad, PadMode::kConstant,
                      [&](const Tensor& piece, IntArrayRef rest, IntArrayRef) {
@@ -92,7 +97,7 @@ template <PadMode mode>
 Tensor pad_by_rows(const char* op, const Tensor& input, SymIntArrayRef sym_pad,
                    Tensor (*stock)(const Tensor&, IntArrayRef)) {
   const auto pad = C10_AS_INTARRAYREF_SLOW(sym_pad);
-  const Tensor x = with_simple_cuts(input);
+  const Tensor x = with_whole_dim_cuts(input);
   if (!is_sharded(x)) return stock(x, pad);
   return pad_sharded(op, x, pad, mode, [&](const Tensor& piece, IntArrayRef rest, IntArrayRef out) {
     if (piece.numel() == 0) return empty_result(piece, out);
@@ -102,12 +107,10 @@ Tensor pad_by_rows(const char* op, const Tensor& input, SymIntArrayRef sym_pad,
   });
 }
 
-#define SHARDFIELD_PAD(name, mode)                                               \
-  Tensor name##_sharded(const Tensor& x, SymIntArrayRef pad) {                   \
-    return pad_by_rows<PadMode::mode>(#name, x, pad,                             \
-                                      [](const Tensor& t, IntArrayRef p) {       \
-                                        return at::name(t, p);                   \
-                                      });                                        \
+#define SHARDFIELD_PAD(name, mode)                                                     \
+  Tensor name##_sharded(const Tensor& x, SymIntArrayRef pad) {                         \
+    return pad_by_rows<PadMode::mode>(                                                 \
+        #name, x, pad, [](const Tensor& t, IntArrayRef p) { return at::name(t, p); }); \
   }
 SHARDFIELD_PAD(reflection_pad1d, kReflect)
 SHARDFIELD_PAD(reflection_pad2d, kReflect)
@@ -115,8 +118,22 @@ SHARDFIELD_PAD(reflection_pad3d, kReflect)
 SHARDFIELD_PAD(replication_pad1d, kReplicate)
 SHARDFIELD_PAD(replication_pad2d, kReplicate)
 SHARDFIELD_PAD(replication_pad3d, kReplicate)
-SHARDFIELD_PAD(_pad_circular, kCircular)
 #undef SHARDFIELD_PAD
+
+/// Negative padding crops before the rest wraps round.
+Tensor circular_pad(const Tensor& x, SymIntArrayRef sym_pad) {
+  auto crop = C10_AS_INTARRAYREF_SLOW(sym_pad).vec();
+  std::vector<c10::SymInt> wrap;
+  bool crops = false;
+  for (int64_t& p : crop) {
+    wrap.emplace_back(std::max<int64_t>(p, 0));
+    p = std::min<int64_t>(p, 0);
+    crops |= p < 0;
+  }
+  return pad_by_rows<PadMode::kCircular>(
+      "_pad_circular", crops ? at::constant_pad_nd(x, crop, 0) : x, wrap,
+      [](const Tensor& t, IntArrayRef pad) { return at::_pad_circular(t, pad); });
+}
 
 }  // namespace
 
@@ -128,7 +145,7 @@ SHARDFIELD_OPS(pad) {
   table.composed("aten::replication_pad1d", TORCH_FN(replication_pad1d_sharded));
   table.composed("aten::replication_pad2d", TORCH_FN(replication_pad2d_sharded));
   table.composed("aten::replication_pad3d", TORCH_FN(replication_pad3d_sharded));
-  table.composed("aten::_pad_circular", TORCH_FN(_pad_circular_sharded));
+  table.composed("aten::_pad_circular", TORCH_FN(circular_pad));
 }
 
 }  // namespace shardfield::ops

@@ -32,7 +32,9 @@ struct PoolParams {
   bool ceil_mode = false;
 
   size_t num_dims() const { return kernel.size(); }
-  Window window(size_t i) const { return {kernel[i], stride[i], dilation[i], padding[i], padding[i]}; }
+  Window window(size_t i) const {
+    return {kernel[i], stride[i], dilation[i], padding[i], padding[i]};
+  }
 };
 
 std::vector<int64_t> one_per_dim(const char* op, const char* what, IntArrayRef value, size_t n) {
@@ -42,7 +44,8 @@ std::vector<int64_t> one_per_dim(const char* op, const char* what, IntArrayRef v
 }
 
 PoolParams pool_params(const char* op, const Tensor& x, size_t n, IntArrayRef kernel,
-                       IntArrayRef stride, IntArrayRef padding, IntArrayRef dilation, bool ceil_mode) {
+                       IntArrayRef stride, IntArrayRef padding, IntArrayRef dilation,
+                       bool ceil_mode) {
   PoolParams p;
   p.kernel = one_per_dim(op, "kernel_size", kernel, n);
   p.stride = stride.empty() ? p.kernel : one_per_dim(op, "stride", stride, n);
@@ -65,18 +68,19 @@ PoolParams pool_params(const char* op, const Tensor& x, size_t n, IntArrayRef ke
 
 /// This rank's share of a pooling: the padded rows its outputs read.
 struct PoolPiece {
-  Tensor rows;            ///< local input with halo; padding of cut dims attached
-  PoolParams local;       ///< parameters of the stock call on `rows`
-  const Layout* layout;   ///< of the output
+  Tensor rows;                     ///< local input with halo; padding of cut dims attached
+  PoolParams local;                ///< parameters of the stock call on `rows`
+  const Layout* layout;            ///< of the output
   std::vector<int64_t> sizes;      ///< of the output, global
   std::vector<int64_t> own_sizes;  ///< of the output, local
   std::vector<int64_t> row_begin;  ///< global number of the first row of `rows`, per spatial dim
   std::vector<int64_t> first_output;
-  std::vector<int64_t> pad_lo;     ///< attached padding rows in front, per spatial dim
+  std::vector<int64_t> pad_lo;  ///< attached padding rows in front, per spatial dim
   at::MemoryFormat format;
 };
 
-PoolPiece pool_piece(const char* op, const Tensor& x, const PoolParams& params, const at::Scalar& fill) {
+PoolPiece pool_piece(const char* op, const Tensor& x, const PoolParams& params,
+                     const at::Scalar& fill) {
   const size_t n = params.num_dims();
   const int64_t first = x.dim() - static_cast<int64_t>(n);
   const Layout& layout = tensor::layout_of(x);
@@ -89,7 +93,8 @@ PoolPiece pool_piece(const char* op, const Tensor& x, const PoolParams& params, 
   p.format = x.suggest_memory_format();
   for (size_t i = 0; i < n; ++i) {
     int64_t& size = p.sizes[first + i];
-    size = spec::num_outputs(x.size(first + static_cast<int64_t>(i)), params.window(i), params.ceil_mode);
+    size = spec::num_outputs(x.size(first + static_cast<int64_t>(i)), params.window(i),
+                             params.ceil_mode);
     SHARDFIELD_CHECK(size > 0, op, "Output size is too small: ", size, " at dimension ", first + i,
                      " for input ", tensor::describe(x), ", kernel_size=", params.kernel);
   }
@@ -118,7 +123,8 @@ PoolPiece pool_piece(const char* op, const Tensor& x, const PoolParams& params, 
   p.layout = with_piece_sizes(layout, piece_sizes);
   p.own_sizes = p.layout->local_sizes(p.sizes.data(), static_cast<int>(x.dim()));
   const bool padded = std::any_of(pad.begin(), pad.end(), [](int64_t v) { return v != 0; });
-  if (padded && c10::multiply_integers(p.own_sizes) > 0) p.rows = at::constant_pad_nd(p.rows, pad, fill);
+  if (padded && c10::multiply_integers(p.own_sizes) > 0)
+    p.rows = at::constant_pad_nd(p.rows, pad, fill);
   return p;
 }
 
@@ -174,8 +180,8 @@ struct MaxPoolFn : Function<MaxPoolFn> {
     const auto kernel = list("kernel");
     const Tensor index = ctx->get_saved_variables()[0];
     const Tensor like = sizes_only(grads[0], list("sizes"));
-    const auto backward_op =
-        kernel.size() == 3 ? &at::max_pool3d_with_indices_backward : &at::max_pool2d_with_indices_backward;
+    const auto backward_op = kernel.size() == 3 ? &at::max_pool3d_with_indices_backward
+                                                : &at::max_pool2d_with_indices_backward;
     return {backward_op(grads[0], like, kernel, list("stride"), list("padding"), list("dilation"),
                         ctx->saved_data["ceil"].toBool(), index),
             {}};
@@ -184,7 +190,8 @@ struct MaxPoolFn : Function<MaxPoolFn> {
 
 std::tuple<Tensor, Tensor> pooled_piece(const PoolPiece& p) {
   if (c10::multiply_integers(p.own_sizes) == 0) {
-    return {empty_result(p.rows, p.own_sizes), at::empty(p.own_sizes, p.rows.options().dtype(at::kLong))};
+    return {empty_result(p.rows, p.own_sizes),
+            at::empty(p.own_sizes, p.rows.options().dtype(at::kLong))};
   }
   if (comm::records_grad(p.rows)) {
     const auto result = MaxPoolFn::apply(p.rows, &p);
@@ -223,12 +230,12 @@ at::Scalar lowest(at::ScalarType type) {
 }
 
 template <size_t n>
-std::tuple<Tensor, Tensor> max_pool_sharded(const Tensor& input, IntArrayRef kernel, IntArrayRef stride,
-                                            IntArrayRef padding, IntArrayRef dilation, bool ceil_mode,
-                                            bool want_index) {
+std::tuple<Tensor, Tensor> max_pool_sharded(const Tensor& input, IntArrayRef kernel,
+                                            IntArrayRef stride, IntArrayRef padding,
+                                            IntArrayRef dilation, bool ceil_mode, bool want_index) {
   const char* op = n == 3 ? "max_pool3d" : "max_pool2d";
   const PoolParams params = pool_params(op, input, n, kernel, stride, padding, dilation, ceil_mode);
-  const Tensor x = with_simple_cuts(input);
+  const Tensor x = with_whole_dim_cuts(input);
   if (!is_sharded(x)) return stock_max_pool(x, params);
   const PoolPiece p = pool_piece(op, x, params, lowest(x.scalar_type()));
   auto [out, index] = pooled_piece(p);
@@ -238,8 +245,9 @@ std::tuple<Tensor, Tensor> max_pool_sharded(const Tensor& input, IntArrayRef ker
 }
 
 template <size_t n>
-std::tuple<Tensor, Tensor> max_pool_with_indices(const Tensor& x, IntArrayRef kernel, IntArrayRef stride,
-                                                 IntArrayRef padding, IntArrayRef dilation, bool ceil_mode) {
+std::tuple<Tensor, Tensor> max_pool_with_indices(const Tensor& x, IntArrayRef kernel,
+                                                 IntArrayRef stride, IntArrayRef padding,
+                                                 IntArrayRef dilation, bool ceil_mode) {
   return max_pool_sharded<n>(x, kernel, stride, padding, dilation, ceil_mode, true);
 }
 
@@ -257,8 +265,8 @@ Tensor max_pool_1d(const Tensor& x, IntArrayRef kernel, IntArrayRef stride, IntA
   };
   const auto k = flat("kernel_size", kernel, 1);
   const auto s = stride.empty() ? k : flat("stride", stride, 1);
-  return at::max_pool2d(x.unsqueeze(-2), k, s, flat("padding", padding, 0), flat("dilation", dilation, 1),
-                        ceil_mode)
+  return at::max_pool2d(x.unsqueeze(-2), k, s, flat("padding", padding, 0),
+                        flat("dilation", dilation, 1), ceil_mode)
       .squeeze(-2);
 }
 
@@ -272,7 +280,8 @@ Tensor stock_avg_pool(const Tensor& x, const PoolParams& p, std::optional<int64_
 
 /// Sum over each window of the padded rows, divided by one number. Saves nothing.
 struct AvgPoolFn : Function<AvgPoolFn> {
-  static Tensor forward(AutogradContext* ctx, const Tensor& rows, const PoolParams* p, int64_t divisor) {
+  static Tensor forward(AutogradContext* ctx, const Tensor& rows, const PoolParams* p,
+                        int64_t divisor) {
     comm::remember_scope(ctx);
     ctx->saved_data["kernel"] = p->kernel;
     ctx->saved_data["stride"] = p->stride;
@@ -286,7 +295,8 @@ struct AvgPoolFn : Function<AvgPoolFn> {
     const auto list = [&](const char* key) { return ctx->saved_data[key].toIntVector(); };
     const auto kernel = list("kernel");
     const Tensor like = sizes_only(grads[0], list("sizes"));
-    const auto backward_op = kernel.size() == 3 ? &at::avg_pool3d_backward : &at::avg_pool2d_backward;
+    const auto backward_op =
+        kernel.size() == 3 ? &at::avg_pool3d_backward : &at::avg_pool2d_backward;
     return {backward_op(grads[0], like, kernel, list("stride"), list("padding"),
                         ctx->saved_data["ceil"].toBool(), true, ctx->saved_data["divisor"].toInt()),
             {},
@@ -295,8 +305,8 @@ struct AvgPoolFn : Function<AvgPoolFn> {
 };
 
 /// How many elements of dim i each own output divides by.
-std::vector<double> window_counts(const PoolParams& params, size_t i, int64_t num_rows, int64_t first,
-                                  int64_t num_outputs, bool count_include_pad) {
+std::vector<double> window_counts(const PoolParams& params, size_t i, int64_t num_rows,
+                                  int64_t first, int64_t num_outputs, bool count_include_pad) {
   std::vector<double> counts;
   for (int64_t o = first; o < first + num_outputs; ++o) {
     const int64_t begin = o * params.stride[i] - params.padding[i];
@@ -309,7 +319,8 @@ std::vector<double> window_counts(const PoolParams& params, size_t i, int64_t nu
 
 /// Divisor of every own output, broadcast over batch and channels; undefined where it is the
 /// kernel's size throughout.
-Tensor divisors(const PoolParams& params, const PoolPiece& p, IntArrayRef input_sizes, bool count_include_pad) {
+Tensor divisors(const PoolParams& params, const PoolPiece& p, IntArrayRef input_sizes,
+                bool count_include_pad) {
   const size_t n = params.num_dims();
   const size_t first = input_sizes.size() - n;
   Tensor product;
@@ -344,16 +355,16 @@ Tensor averaged_piece(const PoolPiece& p, const PoolParams& params, IntArrayRef 
 }
 
 template <size_t n>
-Tensor avg_pool(const Tensor& input, IntArrayRef kernel, IntArrayRef stride, IntArrayRef padding, bool ceil_mode,
-                bool count_include_pad, std::optional<int64_t> divisor_override) {
+Tensor avg_pool(const Tensor& input, IntArrayRef kernel, IntArrayRef stride, IntArrayRef padding,
+                bool ceil_mode, bool count_include_pad, std::optional<int64_t> divisor_override) {
   const char* op = n == 3 ? "avg_pool3d" : "avg_pool2d";
   SHARDFIELD_CHECK(divisor_override.value_or(1) != 0, op, "divisor must be not zero");
   const PoolParams params = pool_params(op, input, n, kernel, stride, padding, {1}, ceil_mode);
-  const Tensor x = with_simple_cuts(input);
+  const Tensor x = with_whole_dim_cuts(input);
   if (!is_sharded(x)) return stock_avg_pool(x, params, divisor_override, count_include_pad);
   const PoolPiece p = pool_piece(op, x, params, 0);
-  return tensor::wrap(averaged_piece(p, params, x.sizes(), count_include_pad, divisor_override), p.layout,
-                      p.sizes, p.format);
+  return tensor::wrap(averaged_piece(p, params, x.sizes(), count_include_pad, divisor_override),
+                      p.layout, p.sizes, p.format);
 }
 
 }  // namespace

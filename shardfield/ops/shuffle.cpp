@@ -59,10 +59,11 @@ Tensor pixel_shuffle_sharded(const Tensor& input, int64_t r) {
   const int64_t nd = input.dim(), c = nd - 3;
   SHARDFIELD_CHECK(nd >= 3 && r > 0, "pixel_shuffle", "expected at least 3 dims and a positive ",
                    "upscale_factor, got ", tensor::describe(input), " and ", r);
-  SHARDFIELD_CHECK(input.size(c) % (r * r) == 0, "pixel_shuffle", "expects its input's 'channel' dimension to be "
-                   "divisible by the square of upscale_factor, but input.size(-3)=", input.size(c),
-                   " is not divisible by ", r * r);
-  const Tensor x = with_multiples(with_simple_cuts(input), c, r * r);
+  SHARDFIELD_CHECK(input.size(c) % (r * r) == 0, "pixel_shuffle",
+                   "expects its input's 'channel' dimension to be "
+                   "divisible by the square of upscale_factor, but input.size(-3)=",
+                   input.size(c), " is not divisible by ", r * r);
+  const Tensor x = with_multiples(with_whole_dim_cuts(input), c, r * r);
   if (!is_sharded(x)) return at::pixel_shuffle(x, r);
   const Layout& layout = tensor::layout_of(x);
   const Tensor piece = tensor::local(x);
@@ -88,9 +89,10 @@ Tensor pixel_unshuffle_sharded(const Tensor& input, int64_t r) {
   SHARDFIELD_CHECK(nd >= 3 && r > 0, "pixel_unshuffle", "expected at least 3 dims and a positive ",
                    "downscale_factor, got ", tensor::describe(input), " and ", r);
   for (int64_t d = c + 1; d < nd; ++d)
-    SHARDFIELD_CHECK(input.size(d) % r == 0, "pixel_unshuffle", "expects height and width to be divisible by ",
-                     "downscale_factor, but input.size(", d, ")=", input.size(d), " is not divisible by ", r);
-  Tensor x = with_simple_cuts(input);
+    SHARDFIELD_CHECK(
+        input.size(d) % r == 0, "pixel_unshuffle", "expects height and width to be divisible by ",
+        "downscale_factor, but input.size(", d, ")=", input.size(d), " is not divisible by ", r);
+  Tensor x = with_whole_dim_cuts(input);
   for (int64_t d = c + 1; d < nd && is_sharded(x); ++d) x = with_multiples(x, d, r);
   if (!is_sharded(x)) return at::pixel_unshuffle(x, r);
   const Layout& layout = tensor::layout_of(x);
@@ -115,9 +117,9 @@ Tensor pixel_unshuffle_sharded(const Tensor& input, int64_t r) {
 Tensor channel_shuffle_sharded(const Tensor& input, c10::SymInt sym_groups) {
   const int64_t groups = sym_groups.expect_int();
   SHARDFIELD_CHECK(input.dim() > 2 && groups > 0 && input.size(1) % groups == 0, "channel_shuffle",
-                   "expected at least 3 dims and channels divisible by groups, got ", tensor::describe(input),
-                   " and groups=", groups);
-  const Tensor x = with_simple_cuts(input);
+                   "expected at least 3 dims and channels divisible by groups, got ",
+                   tensor::describe(input), " and groups=", groups);
+  const Tensor x = with_whole_dim_cuts(input);
   if (!is_sharded(x)) return at::channel_shuffle(x, groups);
   const Layout& layout = tensor::layout_of(x);
   const int64_t channels = x.size(1), per_group = channels / groups;
