@@ -205,7 +205,7 @@ Tensor adaptive_avg(const char* op, const Tensor& input, IntArrayRef out) {
   a.average_cut_dims();
   const Layout* layout =
       result_layout(tensor::layout_of(x), static_cast<int>(x.dim()), a.piece_sizes, a.plain);
-  return tensor::wrap(half ? a.piece.to(type) : a.piece, layout, sizes, x.suggest_memory_format());
+  return wrap_in_format_of(x, half ? a.piece.to(type) : a.piece, layout, sizes);
 }
 
 Tensor adaptive_avg_2d(const Tensor& x, c10::SymIntArrayRef out) {
@@ -374,8 +374,7 @@ ValueAndIndex adaptive_max(const char* op, const Tensor& input, IntArrayRef out)
   if (!m.axes.empty())
     std::tie(value, index) = best_over_ranks(value, index, layout.mesh(), m.axes);
   const Layout* result = result_layout(layout, static_cast<int>(x.dim()), m.piece_sizes, m.plain);
-  const auto format = x.suggest_memory_format();
-  return {tensor::wrap(value, result, sizes, format), tensor::wrap(index, result, sizes, format)};
+  return {wrap_in_format_of(x, value, result, sizes), wrap_in_format_of(x, index, result, sizes)};
 }
 
 ValueAndIndex adaptive_max_2d(const Tensor& x, IntArrayRef out) {

@@ -48,6 +48,12 @@ Tensor empty_result(const Tensor& rows, at::IntArrayRef sizes) {
   return comm::records_grad(rows) ? out + rows.sum() * 0 : out;
 }
 
+Tensor wrap_in_format_of(const Tensor& x, const Tensor& piece, const Layout* layout,
+                         at::IntArrayRef sizes) {
+  const auto format = x.suggest_memory_format();
+  return tensor::wrap(piece.contiguous(format), layout, sizes, format);
+}
+
 Tensor sizes_only(const Tensor& like, at::IntArrayRef sizes) {
   return at::zeros({}, like.options()).expand(sizes);
 }

@@ -31,6 +31,10 @@ at::Tensor fetch_rows(const at::Tensor& piece, const spec::Layout& layout, size_
 /// backward on this rank too.
 at::Tensor empty_result(const at::Tensor& rows, at::IntArrayRef sizes);
 
+/// wrap() in the memory format of `x`, as stock ops keep it; the piece is brought to it too.
+at::Tensor wrap_in_format_of(const at::Tensor& x, const at::Tensor& piece,
+                             const spec::Layout* layout, at::IntArrayRef sizes);
+
 /// A tensor of these sizes that holds one element: for backward ops that only read the sizes.
 at::Tensor sizes_only(const at::Tensor& like, at::IntArrayRef sizes);
 

@@ -30,34 +30,67 @@ using torch::autograd::variable_list;
 
 using Scale = std::optional<double>;
 
-/// Picks rows; backward adds at other rows. ATen's nearest backward kernels on the CPU look rows up
-/// by another rule than the forward ones, and the serial gradient is what must come out.
-struct PickRowsFn : Function<PickRowsFn> {
-  static Tensor forward(AutogradContext* ctx, const Tensor& in, const Tensor& pick,
-                        const Tensor& add, int64_t dim, int64_t num_rows, bool adjoint) {
-    ctx->saved_data["dim"] = dim;
-    ctx->saved_data["rows"] = num_rows;
-    ctx->saved_data["adjoint"] = adjoint;
-    ctx->save_for_backward({pick, add});
-    return run(in, pick, add, dim, num_rows, adjoint);
+/// Local rows and weights of one dim, tap after tap.
+struct TapTensors {
+  Tensor index;           ///< (width, outputs): row each tap reads
+  Tensor backward_index;  ///< row each tap's gradient goes to
+  Tensor weight;          ///< (width, outputs); undefined: one tap of weight 1
+  int64_t dim = 0;
+  int64_t num_rows = 0;
+};
+
+Tensor along(const Tensor& weight, const Tensor& like, int64_t dim) {
+  std::vector<int64_t> shape(like.dim(), 1);
+  shape[dim] = weight.size(0);
+  return weight.view(shape);
+}
+
+/// Sum over the taps of weight * row.
+Tensor combine(const Tensor& rows, const TapTensors& t) {
+  Tensor out = rows.index_select(t.dim, t.index[0]);
+  if (!t.weight.defined()) return out;
+  out.mul_(along(t.weight[0], rows, t.dim));
+  for (int64_t k = 1; k < t.index.size(0); ++k)
+    out.addcmul_(rows.index_select(t.dim, t.index[k]), along(t.weight[k], rows, t.dim));
+  return out;
+}
+
+/// Its transpose.
+Tensor spread(const Tensor& grad, const TapTensors& t) {
+  auto sizes = grad.sizes().vec();
+  sizes[t.dim] = t.num_rows;
+  Tensor rows = grad.new_zeros(sizes);
+  for (int64_t k = 0; k < t.backward_index.size(0); ++k) {
+    rows.index_add_(t.dim, t.backward_index[k],
+                    t.weight.defined() ? grad * along(t.weight[k], grad, t.dim) : grad);
+  }
+  return rows;
+}
+
+/// combine() or, if `transposed`, spread(); each is the other's backward. The rows gradients go to
+/// may be others than those read: ATen's nearest backward kernels on the CPU look rows up by
+/// another rule than the forward ones, and the serial gradient is what must come out.
+struct TapsFn : Function<TapsFn> {
+  static Tensor forward(AutogradContext* ctx, const Tensor& in, const TapTensors& t,
+                        bool transposed) {
+    ctx->saved_data["index"] = t.index;
+    ctx->saved_data["backward_index"] = t.backward_index;
+    ctx->saved_data["weight"] = t.weight;
+    ctx->saved_data["dim"] = t.dim;
+    ctx->saved_data["rows"] = t.num_rows;
+    ctx->saved_data["transposed"] = transposed;
+    return transposed ? spread(in, t) : combine(in, t);
   }
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
-    const auto saved = ctx->get_saved_variables();
-    const int64_t dim = ctx->saved_data["dim"].toInt();
-    const int64_t num_rows = ctx->saved_data["rows"].toInt();
-    const bool adjoint = !ctx->saved_data["adjoint"].toBool();
-    const Tensor grad =
-        comm::records_grad(grads[0])
-            ? PickRowsFn::apply(grads[0], saved[0], saved[1], dim, num_rows, adjoint)
-            : run(grads[0], saved[0], saved[1], dim, num_rows, adjoint);
-    return {grad, {}, {}, {}, {}, {}};
+    auto& saved = ctx->saved_data;
+    const TapTensors t{saved["index"].toTensor(), saved["backward_index"].toTensor(),
+                       saved["weight"].toTensor(), saved["dim"].toInt(), saved["rows"].toInt()};
+    const bool transposed = !saved["transposed"].toBool();
+    return {apply_taps(grads[0], t, transposed), {}, {}};
   }
-  static Tensor run(const Tensor& in, const Tensor& pick, const Tensor& add, int64_t dim,
-                    int64_t num_rows, bool adjoint) {
-    if (!adjoint) return in.index_select(dim, pick);
-    auto sizes = in.sizes().vec();
-    sizes[dim] = num_rows;
-    return in.new_zeros(sizes).index_add_(dim, add, in);
+  static Tensor apply_taps(const Tensor& in, const TapTensors& t, bool transposed) {
+    if (comm::records_grad(in)) return TapsFn::apply(in, t, transposed);
+    return transposed ? spread(in, t) : combine(in, t);
   }
 };
 
@@ -71,39 +104,31 @@ struct ResampledDim {
   int64_t num_rows = 0;   ///< local rows
 };
 
-std::vector<int64_t> local_index(const Taps& taps, const ResampledDim& d, int64_t tap) {
+/// Local rows that own outputs read: (width, outputs).
+Tensor local_index(const Taps& taps, const ResampledDim& d, const Tensor& like) {
   std::vector<int64_t> index;
-  for (int64_t o = d.outputs.begin; o < d.outputs.end; ++o)
-    index.push_back(taps.index[static_cast<size_t>(o * taps.width + tap)] - d.first_row);
-  return index;
+  for (int64_t tap = 0; tap < taps.width; ++tap)
+    for (int64_t o = d.outputs.begin; o < d.outputs.end; ++o)
+      index.push_back(taps.index[static_cast<size_t>(o * taps.width + tap)] - d.first_row);
+  return index_tensor(index, like).view({taps.width, d.outputs.size()});
 }
 
-Tensor tap_weights(const ResampledDim& d, int64_t tap, const Tensor& rows) {
-  std::vector<double> weights;
-  for (int64_t o = d.outputs.begin; o < d.outputs.end; ++o)
-    weights.push_back(d.taps.weights[static_cast<size_t>(o * d.taps.width + tap)]);
-  std::vector<int64_t> shape(rows.dim(), 1);
-  shape[d.dim] = d.outputs.size();
-  return at::tensor(weights, at::kDouble).view(shape).to(rows.options());
-}
-
-Tensor nearest_rows(const Tensor& rows, const ResampledDim& d) {
-  const auto pick = local_index(d.taps, d, 0);
-  const auto add = local_index(d.backward_taps, d, 0);
-  const Tensor pick_rows = index_tensor(pick, rows);
-  if (pick == add || !comm::records_grad(rows)) return rows.index_select(d.dim, pick_rows);
-  return PickRowsFn::apply(rows, pick_rows, index_tensor(add, rows), d.dim, d.num_rows, false);
-}
-
-/// Sum over the taps of weight * row. Saves weights and indices only.
-Tensor weighted_rows(const Tensor& rows, const ResampledDim& d) {
-  Tensor out;
-  for (int64_t tap = 0; tap < d.taps.width; ++tap) {
-    const Tensor index = index_tensor(local_index(d.taps, d, tap), rows);
-    const Tensor term = rows.index_select(d.dim, index).mul(tap_weights(d, tap, rows));
-    out = out.defined() ? out.add(term) : term;
+TapTensors tap_tensors(const ResampledDim& d, const Tensor& rows) {
+  TapTensors t;
+  t.dim = d.dim;
+  t.num_rows = d.num_rows;
+  t.index = local_index(d.taps, d, rows);
+  if (d.backward_taps.width > 0) {
+    t.backward_index = local_index(d.backward_taps, d, rows);
+    return t;
   }
-  return out;
+  t.backward_index = t.index;
+  std::vector<double> weights;
+  for (int64_t tap = 0; tap < d.taps.width; ++tap)
+    for (int64_t o = d.outputs.begin; o < d.outputs.end; ++o)
+      weights.push_back(d.taps.weights[static_cast<size_t>(o * d.taps.width + tap)]);
+  t.weight = at::tensor(weights, at::kDouble).view(t.index.sizes()).to(rows.options());
+  return t;
 }
 
 bool is_identity(const ResampledDim& d) {
@@ -199,6 +224,31 @@ Tensor fetch_sources(const Tensor& x, std::vector<ResampledDim>& dims,
   return piece;
 }
 
+/// Trailing spatial dims that no rank shares, which the stock op of fewer dims can do at once.
+size_t num_stock_dims(const Resampling& r, const Layout& layout) {
+  if (r.mode != ResampleMode::kLinear || r.antialias) return 0;
+  const size_t n = r.out.size();
+  size_t whole = 0;
+  while (whole < n - 1 && !layout.is_cut(static_cast<int>(n + 1 - whole))) ++whole;
+  return whole;
+}
+
+/// Linear interpolation of the last dims; the spatial dims before them count as channels.
+Tensor resample_last_dims(const Tensor& x, const Resampling& r, size_t whole) {
+  if (whole == 0) return x;
+  const size_t n = r.out.size();
+  const int64_t first = x.dim() - static_cast<int64_t>(whole);
+  const std::vector<int64_t> out(r.out.end() - static_cast<int64_t>(whole), r.out.end());
+  const Tensor folded = x.flatten(1, first - 1);
+  const Tensor done =
+      whole == 1
+          ? at::upsample_linear1d(folded, out, r.align_corners, r.scales[n - 1])
+          : at::upsample_bilinear2d(folded, out, r.align_corners, r.scales[n - 2], r.scales[n - 1]);
+  auto sizes = x.sizes().vec();
+  std::copy(out.begin(), out.end(), sizes.begin() + first);
+  return done.view(sizes);
+}
+
 template <class Stock>
 Tensor resample(const Tensor& input, const Resampling& r, Stock stock) {
   check_resampling(r, input);
@@ -229,16 +279,19 @@ Tensor resample(const Tensor& input, const Resampling& r, Stock stock) {
     const auto type = piece.scalar_type();
     const bool half = !r.is_nearest() && (type == at::kHalf || type == at::kBFloat16);
     out = half ? piece.to(at::kFloat) : piece;
+    const size_t whole = num_stock_dims(r, layout);
+    dims.resize(dims.size() - whole);
     // What shrinks comes first.
     std::stable_sort(dims.begin(), dims.end(), [](const ResampledDim& a, const ResampledDim& b) {
       return a.outputs.size() * b.num_rows < b.outputs.size() * a.num_rows;
     });
     for (const ResampledDim& d : dims)
-      if (!is_identity(d)) out = r.is_nearest() ? nearest_rows(out, d) : weighted_rows(out, d);
+      if (!is_identity(d)) out = TapsFn::apply_taps(out, tap_tensors(d, out), false);
+    out = resample_last_dims(out, r, whole);
     if (half) out = out.to(type);
     if (out.is_alias_of(tensor::piece_of(x))) out = out.clone();
   }
-  return tensor::wrap(out, out_layout, sizes, x.suggest_memory_format());
+  return wrap_in_format_of(x, out, out_layout, sizes);
 }
 
 #define SHARDFIELD_OUT C10_AS_INTARRAYREF_SLOW(size).vec()

@@ -80,7 +80,7 @@ Tensor pad_sharded(const char* op, const Tensor& x, IntArrayRef pad, PadMode mod
   }
   const Layout* out = with_piece_sizes(layout, piece_sizes);
   const auto out_sizes = out->local_sizes(sizes.data(), static_cast<int>(x.dim()));
-  return tensor::wrap(pad_piece(piece, rest, out_sizes), out, sizes, x.suggest_memory_format());
+  return wrap_in_format_of(x, pad_piece(piece, rest, out_sizes), out, sizes);
 }
 
 Tensor constant_pad(const Tensor& input, SymIntArrayRef sym_pad, const at::Scalar& value) {

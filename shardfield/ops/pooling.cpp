@@ -76,7 +76,6 @@ struct PoolPiece {
   std::vector<int64_t> row_begin;  ///< global number of the first row of `rows`, per spatial dim
   std::vector<int64_t> first_output;
   std::vector<int64_t> pad_lo;  ///< attached padding rows in front, per spatial dim
-  at::MemoryFormat format;
 };
 
 PoolPiece pool_piece(const char* op, const Tensor& x, const PoolParams& params,
@@ -90,7 +89,6 @@ PoolPiece pool_piece(const char* op, const Tensor& x, const PoolParams& params,
   p.row_begin.assign(n, 0);
   p.first_output.assign(n, 0);
   p.pad_lo.assign(n, 0);
-  p.format = x.suggest_memory_format();
   for (size_t i = 0; i < n; ++i) {
     int64_t& size = p.sizes[first + i];
     size = spec::num_outputs(x.size(first + static_cast<int64_t>(i)), params.window(i),
@@ -239,9 +237,9 @@ std::tuple<Tensor, Tensor> max_pool_sharded(const Tensor& input, IntArrayRef ker
   if (!is_sharded(x)) return stock_max_pool(x, params);
   const PoolPiece p = pool_piece(op, x, params, lowest(x.scalar_type()));
   auto [out, index] = pooled_piece(p);
-  const Tensor wrapped = tensor::wrap(out, p.layout, p.sizes, p.format);
+  const Tensor wrapped = wrap_in_format_of(x, out, p.layout, p.sizes);
   if (!want_index) return {wrapped, Tensor()};
-  return {wrapped, tensor::wrap(global_index(index, p, x.sizes()), p.layout, p.sizes, p.format)};
+  return {wrapped, wrap_in_format_of(x, global_index(index, p, x.sizes()), p.layout, p.sizes)};
 }
 
 template <size_t n>
@@ -363,8 +361,8 @@ Tensor avg_pool(const Tensor& input, IntArrayRef kernel, IntArrayRef stride, Int
   const Tensor x = with_whole_dim_cuts(input);
   if (!is_sharded(x)) return stock_avg_pool(x, params, divisor_override, count_include_pad);
   const PoolPiece p = pool_piece(op, x, params, 0);
-  return tensor::wrap(averaged_piece(p, params, x.sizes(), count_include_pad, divisor_override),
-                      p.layout, p.sizes, p.format);
+  const Tensor out = averaged_piece(p, params, x.sizes(), count_include_pad, divisor_override);
+  return wrap_in_format_of(x, out, p.layout, p.sizes);
 }
 
 }  // namespace

@@ -81,7 +81,7 @@ Tensor pixel_shuffle_sharded(const Tensor& input, int64_t r) {
   const Layout* out = with_piece_sizes(layout, {{c, scaled(layout, c, 1, r * r)},
                                                 {c + 1, scaled(layout, c + 1, r, 1)},
                                                 {c + 2, scaled(layout, c + 2, r, 1)}});
-  return tensor::wrap(piece.reshape(parts).permute(order).reshape(own), out, sizes);
+  return wrap_in_format_of(x, piece.reshape(parts).permute(order).reshape(own), out, sizes);
 }
 
 Tensor pixel_unshuffle_sharded(const Tensor& input, int64_t r) {
@@ -111,7 +111,7 @@ Tensor pixel_unshuffle_sharded(const Tensor& input, int64_t r) {
   const Layout* out = with_piece_sizes(layout, {{c, scaled(layout, c, r * r, 1)},
                                                 {c + 1, scaled(layout, c + 1, 1, r)},
                                                 {c + 2, scaled(layout, c + 2, 1, r)}});
-  return tensor::wrap(piece.reshape(parts).permute(order).reshape(own), out, sizes);
+  return wrap_in_format_of(x, piece.reshape(parts).permute(order).reshape(own), out, sizes);
 }
 
 Tensor channel_shuffle_sharded(const Tensor& input, c10::SymInt sym_groups) {
@@ -140,7 +140,7 @@ Tensor channel_shuffle_sharded(const Tensor& input, c10::SymInt sym_groups) {
     }
     piece = fetch_rows(piece, layout, static_cast<size_t>(c), std::move(wanted));
   }
-  return tensor::wrap(piece, &layout, x.sizes(), x.suggest_memory_format());
+  return wrap_in_format_of(x, piece, &layout, x.sizes());
 }
 
 }  // namespace

@@ -13,7 +13,7 @@ from torch.distributed.tensor import Shard
 def cuts_of(mesh: DeviceMesh, x: Tensor, dims: Sequence[int]) -> list[Cut]:
     """Even, thin and partly empty pieces along each of `dims`; on a mesh of two axes along two."""
     cuts = []
-    for i, dim in enumerate(dims):
+    for i in range(len(dims)):
         placements = [Shard(dims[(i + axis) % len(dims)]) for axis in range(mesh.ndim)]
         thin, empty = {}, {}
         for axis, placement in enumerate(placements):

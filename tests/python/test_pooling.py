@@ -93,7 +93,7 @@ def odd_values(mesh) -> None:
             (y0 * w).sum().backward()
             (y * w).sum().backward()
             finite = serial.grad.isnan().logical_not()
-            assert torch.equal(full(t.grad)[finite], serial.grad[finite])
+            assert_equal(full(t.grad)[finite], serial.grad[finite], f"gradient {a} {cut.sizes}")
     for size in [(1, 1), (3, 2), (1, 4), (5, 1)]:
         for cut in cuts_of(mesh, x, [2, 3]):
             y0, i0 = F.adaptive_max_pool2d(x, size, return_indices=True)
@@ -230,6 +230,31 @@ def halves(mesh) -> None:
 
 def test_narrow_dtypes(run_mesh):
     run_mesh((3,), halves)
+
+
+def channels_last(mesh) -> None:
+    x = numbers(2, 3, 8, 6).contiguous(memory_format=torch.channels_last)
+    for dim in (2, 3):
+        for f in (
+            lambda t: F.max_pool2d(t, 3, 2, 1),
+            lambda t: F.avg_pool2d(t, 3, 2, 1),
+            lambda t: F.adaptive_avg_pool2d(t, (4, 3)),
+            lambda t: F.pad(t, (1, 1, 1, 1), mode="reflect"),
+            lambda t: F.interpolate(t, scale_factor=2, mode="bilinear"),
+            lambda t: F.pixel_unshuffle(t, 2),
+        ):
+            t = sharded(x, mesh, dim).contiguous(memory_format=torch.channels_last)
+            y, y0 = f(t), f(x)
+            assert y.stride() == y0.stride()
+            assert_equal(
+                y.permute(0, 2, 3, 1).flatten(0, 1) * 1,
+                y0.permute(0, 2, 3, 1).flatten(0, 1),
+                "rows",
+            )
+
+
+def test_channels_last_is_kept(run_mesh):
+    run_mesh((2,), channels_last)
 
 
 def saved_bytes(f, x: torch.Tensor) -> int:
