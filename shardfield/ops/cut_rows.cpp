@@ -1,0 +1,65 @@
+#include "shardfield/ops/cut_rows.h"
+
+#include <ATen/ATen.h>
+
+#include "shardfield/exchange/rows.h"
+#include "shardfield/tensor/autograd.h"
+
+namespace shardfield::ops {
+
+using at::Tensor;
+using spec::Cut;
+using spec::Layout;
+
+Tensor with_whole_dim_cuts(const Tensor& x) {
+  const Layout& layout = tensor::layout_of(x);
+  if (layout.is_simple(x.sizes().data())) return x;
+  std::vector<Cut> cuts;
+  for (const Cut& cut : layout.cuts()) {
+    if (layout.cut_on(cut.dim) >= 0 && cut.total() == x.size(cut.dim)) cuts.push_back(cut);
+  }
+  // Of several cuts on one dim none divides the whole dim, unless the others are of size one.
+  for (size_t i = cuts.size(); i-- > 1;)
+    if (cuts[i].dim == cuts[i - 1].dim) cuts.erase(cuts.begin() + static_cast<int64_t>(i));
+  return tensor::redistribute(x, spec::intern_layout(layout.mesh(), cuts));
+}
+
+const Layout* with_piece_sizes(const Layout& layout,
+                               const std::map<int, std::vector<int64_t>>& sizes_of_dim) {
+  std::vector<Cut> cuts = layout.cuts();
+  for (Cut& cut : cuts)
+    if (const auto it = sizes_of_dim.find(cut.dim); it != sizes_of_dim.end())
+      cut.sizes = it->second;
+  return spec::intern_layout(layout.mesh(), std::move(cuts));
+}
+
+Tensor fetch_rows(const Tensor& piece, const Layout& layout, size_t c,
+                  const std::vector<spec::Range>& needed) {
+  return exchange::exchange_rows(piece, exchange::row_exchange(layout, c, needed));
+}
+
+Tensor fetch_rows(const Tensor& piece, const Layout& layout, size_t c,
+                  std::vector<std::vector<spec::Segment>> wanted) {
+  return exchange::exchange_rows(piece, exchange::row_exchange(layout, c, std::move(wanted)));
+}
+
+Tensor empty_result(const Tensor& rows, at::IntArrayRef sizes) {
+  const Tensor out = rows.new_zeros(sizes);
+  return comm::records_grad(rows) ? out + rows.sum() * 0 : out;
+}
+
+Tensor wrap_in_format_of(const Tensor& x, const Tensor& piece, const Layout* layout,
+                         at::IntArrayRef sizes) {
+  const auto format = x.suggest_memory_format();
+  return tensor::wrap(piece.contiguous(format), layout, sizes, format);
+}
+
+Tensor sizes_only(const Tensor& like, at::IntArrayRef sizes) {
+  return at::zeros({}, like.options()).expand(sizes);
+}
+
+Tensor index_tensor(const std::vector<int64_t>& index, const Tensor& like) {
+  return at::tensor(index, at::kLong).to(like.device());
+}
+
+}  // namespace shardfield::ops

@@ -1,0 +1,44 @@
+#pragma once
+
+#include <map>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include "shardfield/spec/layout.h"
+#include "shardfield/spec/range.h"
+#include "shardfield/spec/rows.h"
+
+/// Pieces of ops that work on windows of a cut dim: padding, pooling, interpolation, shuffles.
+namespace shardfield::ops {
+
+/// x with whole-dim cuts only: cuts of merged dims are gathered away (collective then), plain when
+/// none is left. Differentiable.
+at::Tensor with_whole_dim_cuts(const at::Tensor& x);
+
+/// `layout` with other piece sizes on some dims.
+const spec::Layout* with_piece_sizes(const spec::Layout& layout,
+                                     const std::map<int, std::vector<int64_t>>& sizes_of_dim);
+
+/// The rows `needed[piece]` of cut c, from whichever rank owns them. Differentiable. Collective
+/// over the cut's ranks.
+at::Tensor fetch_rows(const at::Tensor& piece, const spec::Layout& layout, size_t c,
+                      const std::vector<spec::Range>& needed);
+at::Tensor fetch_rows(const at::Tensor& piece, const spec::Layout& layout, size_t c,
+                      std::vector<std::vector<spec::Segment>> wanted);
+
+/// An empty result that hangs on `rows` in the graph, so that the exchanges behind it run their
+/// backward on this rank too.
+at::Tensor empty_result(const at::Tensor& rows, at::IntArrayRef sizes);
+
+/// wrap() in the memory format of `x`, as stock ops keep it; the piece is brought to it too.
+at::Tensor wrap_in_format_of(const at::Tensor& x, const at::Tensor& piece,
+                             const spec::Layout* layout, at::IntArrayRef sizes);
+
+/// A tensor of these sizes that holds one element: for backward ops that only read the sizes.
+at::Tensor sizes_only(const at::Tensor& like, at::IntArrayRef sizes);
+
+/// int64 indices on the device of `like`.
+at::Tensor index_tensor(const std::vector<int64_t>& index, const at::Tensor& like);
+
+}  // namespace shardfield::ops
