@@ -6,6 +6,7 @@
 
 #include "shardfield/dispatch/boxed.h"
 #include "shardfield/dispatch/elementwise.h"
+#include "shardfield/dispatch/tensor_lists.h"
 
 namespace shardfield::dispatch {
 
@@ -112,6 +113,13 @@ void OpTable::fill_defaults() {
     if (own_.contains(name)) continue;
     const auto op = dispatcher.findSchema(op_name);
     if (!op || op->hasKernelForDispatchKey(DispatchKey::CompositeImplicitAutograd)) continue;
+    if (is_list_op(name)) {
+      backend_.impl(name.c_str(), torch::CppFunction::makeFromBoxedFunction<&list_kernel>());
+      if (op->hasKernelForDispatchKey(DispatchKey::Autograd) && !own_autograd_.contains(name))
+        autograd_.impl(name.c_str(),
+                       torch::CppFunction::makeFromBoxedFunction<&formula_of_lists>());
+      continue;
+    }
     const bool elementwise = is_elementwise(*op);
     const bool has_default =
         op->hasKernelForDispatchKey(DispatchKey::CompositeExplicitAutogradNonFunctional) ||

@@ -8,7 +8,7 @@
 namespace shardfield::ops {
 
 ReducedDims::ReducedDims(const at::Tensor& x, at::OptionalIntArrayRef dims_arg, bool keepdim)
-    : source(&tensor::layout_of(x)) {
+    : source(&tensor::layout_of(x)), keepdim(keepdim) {
   std::vector<bool> reduced(x.dim(), !dims_arg.has_value() || dims_arg->empty());
   if (dims_arg.has_value()) {
     for (int64_t d : *dims_arg) {
@@ -40,6 +40,35 @@ int64_t ReducedDims::count(const at::Tensor& x) const {
 
 at::Tensor ReducedDims::finish(const at::Tensor& partial) const {
   return tensor::wrap(partial, layout, sizes);
+}
+
+at::Tensor ReducedDims::stack_partials(const at::Tensor& partial) const {
+  int64_t ranks = 1;
+  for (int a : axes) ranks *= source->mesh().shape[a];
+  if (!crosses_ranks()) return partial.unsqueeze(0);
+  std::vector<int> moved(sizes.size());
+  for (size_t d = 0; d < moved.size(); ++d) moved[d] = static_cast<int>(d) + 1;
+  const spec::Layout* rest = layout ? spec::renumber(*layout, moved) : nullptr;
+  std::vector<spec::Cut> cuts = rest ? rest->cuts() : std::vector<spec::Cut>();
+  cuts.push_back({0, axes, std::vector<int64_t>(ranks, 1)});
+  std::vector<int64_t> stacked = sizes;
+  stacked.insert(stacked.begin(), ranks);
+  const at::Tensor rows =
+      tensor::wrap(partial.unsqueeze(0), spec::intern_layout(source->mesh(), cuts), stacked);
+  const at::Tensor all = tensor::redistribute(rows, rest);
+  return rest ? tensor::local(all) : all;
+}
+
+at::Tensor ReducedDims::combine(const at::Tensor& partial, comm::Reduction reduction) const {
+  return crosses_ranks() ? comm::all_reduce(partial, source->mesh(), axes, reduction)
+                         : partial.detach();
+}
+
+at::Tensor ReducedDims::keep_dims(const at::Tensor& partial) const {
+  if (keepdim) return partial;
+  at::Tensor out = partial;
+  for (int64_t d : dims) out = out.unsqueeze(d);
+  return out;
 }
 
 at::Tensor ReducedDims::finish_sum(const at::Tensor& partial) const {

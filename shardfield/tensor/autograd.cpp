@@ -164,10 +164,13 @@ Tensor wrap(const Tensor& piece, const Layout* layout, at::IntArrayRef sizes,
 }
 
 Tensor enter(const Tensor& plain, const Layout& layout) {
+  return enter(plain, layout.mesh(), layout.axes());
+}
+
+Tensor enter(const Tensor& plain, const spec::Mesh& mesh, const std::vector<int>& axes) {
   refuse_tangent(plain, "enter");
-  if (!records_grad(plain)) return plain;
-  const std::vector<int64_t> axes(layout.axes().begin(), layout.axes().end());
-  return EnterFn::apply(plain, as_int(&layout.mesh()), axes);
+  if (axes.empty() || !records_grad(plain)) return plain;
+  return EnterFn::apply(plain, as_int(&mesh), std::vector<int64_t>(axes.begin(), axes.end()));
 }
 
 std::optional<Tensor> enter(const std::optional<Tensor>& plain, const Layout& layout) {

@@ -31,6 +31,8 @@ at::Tensor wrap(const at::Tensor& piece, const spec::Layout* layout, at::IntArra
 /// Backward: sum over the layout's mesh axes.
 at::Tensor enter(const at::Tensor& plain, const spec::Layout& layout);
 std::optional<at::Tensor> enter(const std::optional<at::Tensor>& plain, const spec::Layout& layout);
+/// As above over chosen axes; also for a per-rank value that is equal along them.
+at::Tensor enter(const at::Tensor& plain, const spec::Mesh& mesh, const std::vector<int>& axes);
 
 /// per-rank partial sums -> plain. Collective over the layout's axes. Backward: identity (local).
 at::Tensor reduce_sum(const at::Tensor& partial, const spec::Layout& layout);

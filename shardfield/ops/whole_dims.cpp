@@ -1,0 +1,92 @@
+#include "shardfield/ops/whole_dims.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "shardfield/dispatch/boxed.h"
+#include "shardfield/spec/range.h"
+#include "shardfield/tensor/autograd.h"
+
+namespace shardfield::ops {
+
+namespace {
+
+using at::Tensor;
+using spec::Cut;
+using spec::Layout;
+
+bool contains(at::IntArrayRef dims, int64_t d) {
+  return std::find(dims.begin(), dims.end(), d) != dims.end();
+}
+
+/// The longest dim that may take over a cut, or -1. Some pieces may be left empty.
+int64_t free_dim(const Tensor& x, const std::vector<Cut>& cuts, int64_t dim, at::IntArrayRef busy) {
+  int64_t best = -1;
+  for (int64_t d = 0; d < x.dim(); ++d) {
+    const bool cut =
+        std::any_of(cuts.begin(), cuts.end(), [&](const Cut& c) { return c.dim == d; });
+    if (d == dim || cut || contains(busy, d) || x.size(d) < 2) continue;
+    if (best < 0 || x.size(d) > x.size(best)) best = d;
+  }
+  return best;
+}
+
+/// A cut that may be made finer by so many times, or null.
+Cut* finer_cut(const Tensor& x, std::vector<Cut>& cuts, at::IntArrayRef busy, int64_t times) {
+  for (Cut& cut : cuts)
+    if (!contains(busy, cut.dim) &&
+        x.size(cut.dim) >= times * static_cast<int64_t>(cut.sizes.size()))
+      return &cut;
+  return nullptr;
+}
+
+}  // namespace
+
+const Layout* without_cuts_on(const Layout& layout, at::IntArrayRef dims) {
+  std::vector<Cut> cuts;
+  for (const Cut& cut : layout.cuts())
+    if (!contains(dims, cut.dim)) cuts.push_back(cut);
+  return spec::intern_layout(layout.mesh(), std::move(cuts));
+}
+
+Tensor with_whole_dim(const char* op, const Tensor& x, int64_t dim, at::IntArrayRef busy) {
+  if (!tensor::is_sharded(x)) return x;
+  const Layout& layout = tensor::layout_of(x);
+  std::vector<Cut> kept, moving;
+  for (const Cut& cut : layout.cuts()) (cut.dim == dim ? moving : kept).push_back(cut);
+  if (moving.empty()) return x;
+  if (!layout.is_simple(x.sizes().data())) {
+    dispatch::report_fallback(op, x);
+    return tensor::redistribute(x, spec::intern_layout(layout.mesh(), std::move(kept)));
+  }
+  Cut cut = moving[0];
+  const auto pieces = static_cast<int64_t>(cut.sizes.size());
+  cut.dim = static_cast<int>(free_dim(x, kept, dim, busy));
+  if (cut.dim >= 0) {
+    cut.sizes = spec::balanced_sizes(x.size(cut.dim), pieces);
+    kept.push_back(std::move(cut));
+  } else if (Cut* other = finer_cut(x, kept, busy, pieces)) {
+    other->axes.insert(other->axes.end(), cut.axes.begin(), cut.axes.end());
+    other->sizes = spec::balanced_sizes(x.size(other->dim),
+                                        pieces * static_cast<int64_t>(other->sizes.size()));
+  } else {
+    dispatch::report_fallback(op, x);
+  }
+  return tensor::redistribute(x, spec::intern_layout(layout.mesh(), std::move(kept)));
+}
+
+Tensor with_simple_cuts(const Tensor& x) {
+  if (!tensor::is_sharded(x)) return x;
+  const Layout& layout = tensor::layout_of(x);
+  if (layout.is_simple(x.sizes().data())) return x;
+  std::vector<Cut> kept;
+  for (size_t c = 0; c < layout.cuts().size(); ++c) {
+    const Cut& cut = layout.cuts()[c];
+    const auto same = std::count_if(layout.cuts().begin(), layout.cuts().end(),
+                                    [&](const Cut& o) { return o.dim == cut.dim; });
+    if (same == 1 && cut.total() == x.size(cut.dim)) kept.push_back(cut);
+  }
+  return tensor::redistribute(x, spec::intern_layout(layout.mesh(), std::move(kept)));
+}
+
+}  // namespace shardfield::ops
