@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from oracle import arange, assert_equal, check_same_as_serial, is_sharded, numbers, sharded
+from oracle import Cut, arange, assert_equal, check_same_as_serial, is_sharded, numbers, sharded
 from shardfield.domain_parallel import shard_tensor
 from torch import nn
 from torch.distributed.tensor import Shard
@@ -85,6 +85,19 @@ def flags_do_not_wrap(mesh) -> None:
 
 def test_C9_flags_do_not_wrap_to_success(run_mesh):
     run_mesh((4,), flags_do_not_wrap)
+
+
+def running_statistics(mesh, sizes: list[int]) -> None:
+    norm = nn.BatchNorm1d(1, momentum=0.1).double()
+    check_same_as_serial(norm, [Cut(arange(5, 1), [Shard(0)], {0: sizes})], mesh)
+    assert norm.running_mean.item() == pytest.approx(0.2)
+    assert norm.running_var.item() == pytest.approx(1.15)
+    assert int(norm.num_batches_tracked) == 1
+
+
+@pytest.mark.parametrize("sizes", [[3, 2], [3, 2, 0], [4, 1], [0, 5]], ids=str)
+def test_C11_running_variance_is_weighted_by_counts(run_mesh, sizes):
+    run_mesh((len(sizes),), running_statistics, sizes=sizes)
 
 
 def layer_norm_weight_gradient(mesh) -> None:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import time
+from datetime import timedelta
 
 import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from oracle import assert_equal, numbers, sharded
+from rank_pool import mesh_of
 from shardfield.domain_parallel import ShardTensor, scatter_tensor, shard_tensor
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Replicate, Shard
 
 REFUSED = (RuntimeError, ValueError, TypeError, IndexError)
@@ -118,6 +121,30 @@ def test_piece_lists_that_do_not_add_up(run_mesh):
     assert "infer" in texts[-1] and "chunk" in texts[-1], "the known words are listed"
 
 
+def placements_that_do_not_fit(mesh) -> list[str]:
+    x = numbers(4, 3)
+    texts = [
+        refused(lambda: shard_tensor(x, mesh, [Shard(2)])),
+        refused(lambda: shard_tensor(x, mesh, [Shard(-3)])),
+        refused(lambda: shard_tensor(x, mesh, [Shard(0), Shard(1)])),
+        refused(lambda: shard_tensor(x, mesh, [])),
+        refused(lambda: ShardTensor.from_local(x, mesh, [Shard(5)])),
+        refused(lambda: scatter_tensor(x, 0, mesh, [Shard(2)])),
+        refused(lambda: sharded(x, mesh, 0).redistribute(placements=[Shard(2)])),
+        refused(lambda: shard_tensor(torch.tensor(1.0), mesh, [Shard(0)])),
+        refused(lambda: shard_tensor(x, mesh, ["rows"])),
+    ]
+    still_works(mesh)
+    return texts
+
+
+def test_placements_on_dims_that_do_not_exist(run_mesh):
+    texts = run_mesh((2,), placements_that_do_not_fit)[0]
+    assert "shard_tensor" in texts[0] and "2" in texts[0]
+    assert "shard_tensor" in texts[2] and "1" in texts[2] and "2" in texts[2]
+    assert "from_local" in texts[4] and "scatter_tensor" in texts[5] and "redistribute" in texts[6]
+
+
 def scatter_misuse(mesh) -> list[str]:
     rank = dist.get_rank()
     texts = [
@@ -136,6 +163,40 @@ def scatter_misuse(mesh) -> list[str]:
 def test_scatter_from_a_wrong_source(run_mesh):
     for texts in run_mesh((2,), scatter_misuse):
         assert "17" in texts[0] and all("scatter_tensor" in text for text in texts), texts
+
+
+def two_meshes() -> list[str]:
+    first, second = mesh_of((2,)), mesh_of((2, 1))
+    a = shard_tensor(numbers(4), first, [Shard(0)])
+    b = shard_tensor(numbers(4), second, [Shard(0), Replicate()])
+    texts = [
+        refused(lambda: a + b),
+        refused(lambda: torch.where(a > 0, a, b)),
+        refused(lambda: torch.cat([a, b])),
+        refused(lambda: a.add_(b)),
+        refused(lambda: F.mse_loss(a, b)),
+    ]
+    still_works(first)
+    return texts
+
+
+def test_tensors_of_two_meshes_in_one_op(run_ranks):
+    for text in run_ranks(2, two_meshes)[0]:
+        assert "mesh" in text.lower(), text
+
+
+def closed_group() -> str:
+    group = dist.new_group([0, 1], timeout=timedelta(seconds=5))
+    mesh = DeviceMesh.from_group(group, "cpu")
+    x = shard_tensor(numbers(1, 1, 8), mesh, [Shard(2)])
+    F.conv1d(x, numbers(1, 1, 3), padding=1)
+    dist.destroy_process_group(group)
+    return refused(lambda: F.conv1d(x, numbers(1, 1, 3), padding=1))
+
+
+def test_a_closed_group(run_ranks):
+    for text in run_ranks(2, closed_group):
+        assert "group" in text.lower() or "closed" in text.lower(), text
 
 
 def plain_operands_that_do_not_fit(mesh) -> list[str]:
@@ -163,6 +224,20 @@ def plain_operands_that_do_not_fit(mesh) -> list[str]:
 def test_operands_that_do_not_fit(run_mesh):
     for ranks in (1, 2, 3):
         run_mesh((ranks,), plain_operands_that_do_not_fit)
+
+
+def not_a_member() -> str:
+    mesh = DeviceMesh("cpu", torch.tensor([0, 1]))
+    text = ""
+    if dist.get_rank() == 2:
+        text = refused(lambda: shard_tensor(numbers(4), mesh, [Shard(0)]))
+    else:
+        still_works(mesh)
+    return text
+
+
+def test_a_rank_outside_the_mesh(run_ranks):
+    assert "mesh" in run_ranks(3, not_a_member)[2].lower()
 
 
 def one_rank_throws(mesh) -> str:

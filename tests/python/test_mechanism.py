@@ -33,6 +33,98 @@ import shardfield
 # -------------------------------------------------------------- 1: in-place on views under autograd
 
 
+def _assign(x, w):
+    buffer = torch.zeros_like(x)
+    buffer[:, 1:4] = x[:, 1:4] * w
+    return buffer
+
+
+def _chain(x, w):
+    y = x * 1
+    y[..., None].add_(1)
+    y.unsqueeze(1).mul_(w)
+    y[0].zero_()
+    return y
+
+
+def _view_of_view(x, w):
+    y = x * 1
+    v = y[:, 1:5]
+    u = v[1:, 1:3]
+    u.mul_(w)
+    return y + v.sum() + (u * u).sum()
+
+
+def _slice_in_place(x, w):
+    y = x * 1
+    v = y[:, 1:4]
+    v.mul_(3 * w)
+    return y
+
+
+def _permute_in_place(x, w):
+    y = x * 1
+    y.permute(1, 0).mul_(w)
+    return y
+
+
+def _chunk_rows(x, w):
+    y = x * 1
+    first = y[1:3]
+    first.mul_(w)
+    return y
+
+
+IN_PLACE = {
+    f.__name__.strip("_"): f
+    for f in (
+        _assign,
+        _chain,
+        _view_of_view,
+        _slice_in_place,
+        _permute_in_place,
+        _chunk_rows,
+    )
+}
+
+
+def in_place_on_views(mesh, name: str, dim: int) -> None:
+    sizes = {0: [6 - (mesh.size() - 1), *[1] * (mesh.size() - 1)]}
+    for cut in ({}, sizes):
+        check_same_as_serial(
+            IN_PLACE[name],
+            [Cut(numbers(6, 6), [Shard(dim)], cut)],
+            mesh,
+            plain=[torch.tensor(1.5, dtype=torch.float64)],
+        )
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+@pytest.mark.parametrize("name", IN_PLACE)
+def test_1_in_place_on_views(run_mesh, name, dim):
+    for ranks in (1, 2, 3):
+        run_mesh((ranks,), in_place_on_views, name=name, dim=dim)
+
+
+def strides_agree(mesh) -> list:
+    """Pieces of length 1 on some ranks must not change what a rank sees."""
+    seen = []
+    for dim, sizes in ((2, [3, 1]), (2, [1, 3]), (1, [2, 1])):
+        x = numbers(2, 3, 4, 5).contiguous(memory_format=torch.channels_last)
+        y = scatter(Cut(x, [Shard(dim)], {0: sizes}), mesh)
+        for t, u in ((y, x), (y * 1, x * 1), (y.permute(0, 2, 3, 1), x.permute(0, 2, 3, 1))):
+            seen.append([t.is_contiguous(), t.is_contiguous(memory_format=torch.channels_last)])
+            assert t.shape == u.shape
+        z = F.conv2d(y.double(), numbers(2, 3, 3, 3), padding=1)
+        seen.append([*z.stride(), z.is_contiguous()])
+    return seen
+
+
+def test_9_strides_agree_between_ranks_with_pieces_of_length_one(run_mesh):
+    first, second = run_mesh((2,), strides_agree)
+    assert first == second
+
+
 def saved_only_for_its_layout(mesh) -> None:
     x = sharded(numbers(6, 3), mesh, 0).requires_grad_()
     y = x * 1

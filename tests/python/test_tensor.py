@@ -239,6 +239,10 @@ def copies(mesh) -> None:
         copy.deepcopy(x * 2)
 
 
+def test_copies(run_mesh, ranks):
+    run_mesh((ranks,), copies)
+
+
 def pickling(mesh) -> list[str]:
     import io
 
@@ -390,6 +394,47 @@ def test_data_assignment_and_state_dicts(run_mesh, ranks):
     run_mesh((ranks,), set_data)
 
 
+def in_place_ops(mesh) -> None:
+    def block(x, w):
+        y = x * 1
+        y.mul_(2).add_(w)
+        y[:, 1:3] = x[:, 1:3] * w[:, 1:3]
+        y[0].zero_()
+        y.unsqueeze(1).mul_(3)
+        z = torch.zeros_like(x)
+        z[:, 1:4] = y[:, 1:4]
+        z.copy_(z + y)
+        z.clamp_(-1, 5)
+        return z
+
+    from oracle import check_same_as_serial
+
+    x, w = numbers(6, 4), numbers(1, 4, seed=1)
+    for dim in (0, 1):
+        check_same_as_serial(block, [x], mesh, [Shard(dim)], plain=[w])
+    target = numbers(6, 4, seed=2)
+    whole = torch.empty(6, 4, dtype=torch.float64)
+    whole.copy_(sharded(target, mesh, 0))
+    assert_equal(whole, target, "plain.copy_(sharded) gathers")
+    cut = sharded(torch.zeros(6, 4, dtype=torch.float64), mesh, 0)
+    cut.copy_(target)
+    assert_equal(cut, target, "sharded.copy_(plain) slices")
+    cut.copy_(sharded(target * 2, mesh, 1))
+    assert_equal(cut, target * 2, "sharded.copy_(other cut) moves")
+    plain = torch.zeros(6, 4, dtype=torch.float64)
+    plain.add_(sharded(target, mesh, 0))
+    assert_equal(plain, target, "plain.add_(sharded)")
+    plain[:] = sharded(target * 3, mesh, 0)
+    assert_equal(plain, target * 3, "plain[:] = sharded")
+    out = torch.empty(6, 4, dtype=torch.float64)
+    torch.add(sharded(target, mesh, 0), 1, out=out)
+    assert_equal(out, target + 1, "add(out=plain)")
+
+
+def test_in_place(run_mesh, ranks):
+    run_mesh((ranks,), in_place_ops)
+
+
 def creation(mesh) -> None:
     x = sharded(numbers(7, 3), mesh, 0)
     for call, value in (
@@ -536,6 +581,26 @@ def named_handler(mesh) -> None:
 def test_handlers(run_mesh):
     run_mesh((2,), handlers)
     run_mesh((2,), named_handler)
+
+
+def late_custom_op(mesh) -> None:
+    @torch.library.custom_op("shardfield_tests_late::thrice", mutates_args=())
+    def thrice(x: torch.Tensor) -> torch.Tensor:
+        x.data_ptr()  # real memory is needed: a sharded tensor must not arrive here
+        return x * 3
+
+    thrice.register_autograd(lambda ctx, g: g * 3)
+    x = sharded(numbers(5), mesh, 0).requires_grad_()
+    with shardfield.report() as report:
+        y = thrice(x)
+    assert_equal(y, 3 * numbers(5), "custom op")
+    assert sum(report.fallbacks.values()) == 1
+    y.sum().backward()
+    assert_equal(x.grad, torch.full((5,), 3.0, dtype=torch.float64), "gradient")
+
+
+def test_custom_op_registered_later(run_mesh):
+    run_mesh((2,), late_custom_op)
 
 
 def synchronised(mesh) -> None:
