@@ -9,6 +9,7 @@
 #include "shardfield/dispatch/boxed.h"
 #include "shardfield/dispatch/op_table.h"
 #include "shardfield/ops/convolution_composed.h"
+#include "shardfield/ops/convolution_lean.h"
 #include "shardfield/tensor/autograd.h"
 
 namespace shardfield::ops {
@@ -65,7 +66,9 @@ Tensor convolve(const char* op, const Tensor& x, const Tensor& weight_arg,
   if (layout != &given)
     return convolve(op, tensor::redistribute(x, layout), weight, bias, settings);
   const auto plan = plan_convolution(op, *layout, x.sizes(), weight.sizes(), settings);
-  return convolve_composed(x, weight, bias, *plan);
+  if (plan->channels != ConvPlan::Channels::kWhole)
+    return convolve_composed(x, weight, bias, *plan);
+  return convolve_lean(x, weight, bias, plan);
 }
 
 Tensor convolution(const Tensor& x, const Tensor& weight, const OptTensor& bias,
@@ -120,7 +123,10 @@ std::tuple<Tensor, Tensor, Tensor> convolution_backward(
     std::array<bool, 3> mask) {
   const bool differentiable =
       tensor::records_grad(grad) || tensor::records_grad(x) || tensor::records_grad(weight);
-  const c10::impl::IncludeDispatchKeyGuard include(c10::autograd_dispatch_keyset);
+  // Below autograd too: what is built here is differentiated at once.
+  const c10::impl::LocalDispatchKeySet keys = c10::impl::tls_local_dispatch_key_set();
+  const c10::impl::ForceDispatchKeyGuard recording(
+      keys.included_, keys.excluded_ - c10::autograd_dispatch_keyset_with_ADInplaceOrView);
   const at::AutoGradMode record(true);
   const auto input = [&](const Tensor& t, bool wanted) {
     if (differentiable && t.requires_grad()) return t;
