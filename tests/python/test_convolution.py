@@ -156,7 +156,7 @@ def measure_memory(mesh: Any, layer: Sequence[Any]) -> None:
 
     serial = both(x.clone().requires_grad_())
     mine = both(shard_tensor(x, mesh, [Shard(2)]).requires_grad_())
-    transposed, k, s, _, d, _ = layer
+    _, k, s, _, d, _ = layer
     # Received and sent rows, and the slabs made of them, input and output.
     reach = d * (k - 1) + s
     halo = 2 * 3 * reach * width * 4 * (IN + OUT)
