@@ -61,7 +61,15 @@ at::MemoryFormat common_format(const std::vector<Tensor>& parts) {
 }
 
 Tensor cat_pieces(const std::vector<Tensor>& pieces, int64_t dim, at::ScalarType dtype) {
-  const Tensor joined = at::cat(pieces, dim);
+  Tensor joined;
+  if (pieces[0].dim() == 1) {
+    // cat drops empty 1-d pieces from the graph: ranks would differ in what backward exchanges.
+    std::vector<Tensor> columns;
+    for (const Tensor& piece : pieces) columns.push_back(piece.unsqueeze(1));
+    joined = at::cat(columns, 0).squeeze(1);
+  } else {
+    joined = at::cat(pieces, dim);
+  }
   return joined.scalar_type() == dtype ? joined : joined.to(dtype);
 }
 

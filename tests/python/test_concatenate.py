@@ -65,6 +65,20 @@ def test_operands_cut_otherwise(run_mesh, ranks):
     run_mesh((ranks,), operands_cut_otherwise)
 
 
+def vectors(mesh) -> None:
+    """Empty 1-d pieces stay in the graph: second derivatives exchange on every rank or on none."""
+    for sizes in ({}, {0: [5] + [0] * (mesh.size() - 1)}, {0: [0] * (mesh.size() - 1) + [5]}):
+        check_same_as_serial(
+            lambda x: torch.cat([x.roll(0, 0), x.flip(0)], 0),
+            [Cut(numbers(5), [Shard(0)], sizes)],
+            mesh,
+        )
+
+
+def test_vectors(run_mesh, ranks):
+    run_mesh((ranks,), vectors)
+
+
 def one_operand_needs_no_messages(mesh) -> None:
     """Plain rows go where their neighbours are: nothing moves."""
     x = sharded(numbers(8, 3), mesh, 0)
