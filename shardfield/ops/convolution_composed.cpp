@@ -31,12 +31,12 @@ Tensor pad_unevenly(const Tensor& x, std::vector<int64_t>& lo, const std::vector
   return any ? at::constant_pad_nd(x, extra, 0) : x;
 }
 
-/// A result that depends on nothing, yet whose graph leads to all inputs: exchanges behind them
-/// must run on every rank.
+/// A result that no element decides, yet whose derivatives of every order lead to the same inputs
+/// as a convolution's: the exchanges behind them must run on every rank.
 Tensor unreached(const ConvPlan& plan, const Tensor& rows, const Tensor& weight,
                  const OptTensor& bias) {
   auto sizes = plan.output_piece;
-  Tensor link = rows.flatten().narrow(0, 0, 0).sum() + weight.flatten().narrow(0, 0, 0).sum();
+  Tensor link = rows.flatten().narrow(0, 0, 0).sum() * weight.flatten().narrow(0, 0, 0).sum();
   if (has(bias)) link = link + bias->narrow(0, 0, 0).sum();
   return at::zeros(sizes, rows.options()) + link.to(rows.scalar_type());
 }
