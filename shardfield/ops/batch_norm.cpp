@@ -39,6 +39,9 @@ struct Division {
     reduced[1] = false;
   }
 
+  /// True when this rank needs nothing from others: it does what one device does.
+  bool is_alone() const { return axes.empty() && !channel_layout; }
+
   /// This rank's channels of a per-channel tensor of any kind.
   Tensor slice(const Tensor& t) const {
     if (!t.defined()) return t;
@@ -107,6 +110,11 @@ Three native_batch_norm(const Tensor& x, const MaybeTensor& weight, const MaybeT
     return {like_input(std::move(y), x), at::empty({0}, mean.options()),
             at::empty({0}, mean.options())};
   }
+  if (cut.is_alone() && piece.numel() > 0) {
+    auto [y, mean, invstd] =
+        at::native_batch_norm(piece, w, b, running_mean, running_var, true, momentum, eps);
+    return {like_input(std::move(y), x), mean, invstd};
+  }
   const double count =
       static_cast<double>(x.numel()) / static_cast<double>(std::max<int64_t>(x.size(1), 1));
   const Moments moments = combine_moments(
@@ -147,6 +155,12 @@ Three native_batch_norm_backward(const Tensor& dy, const Tensor& x, const MaybeT
     });
   }
   const Division cut(x);
+  if (cut.is_alone() && x.numel() > 0) {
+    auto [dx, dw, db] = at::native_batch_norm_backward(
+        tensor::piece_for(dy, cut.layout, x.sizes()), piece_of(x), tensor::gather(value_of(weight)),
+        running_mean, running_var, save_mean, save_invstd, train, eps, mask);
+    return {dx.defined() ? like_input(std::move(dx), x) : dx, dw, db};
+  }
   const auto type = accumulate_type(x.scalar_type());
   const Tensor piece = piece_of(x).to(type);
   const Tensor grad = tensor::piece_for(dy, cut.layout, x.sizes()).to(type);
@@ -196,8 +210,12 @@ Tensor batch_norm(const Tensor& x, const MaybeTensor& weight, const MaybeTensor&
                           tensor::gather(value_of(running_mean)),
                           tensor::gather(value_of(running_var)), training, momentum, eps, true);
   }
+  // Cut channels: weight and bias are cut alike above autograd, so that their gradients come whole.
+  const Layout* channels = Division(x).channel_layout;
+  const Tensor w = channels ? tensor::redistribute(value_of(weight), channels) : value_of(weight);
+  const Tensor b = channels ? tensor::redistribute(value_of(bias), channels) : value_of(bias);
   return std::get<0>(
-      at::native_batch_norm(x, weight, bias, running_mean, running_var, training, momentum, eps));
+      at::native_batch_norm(x, w, b, running_mean, running_var, training, momentum, eps));
 }
 
 }  // namespace

@@ -119,6 +119,31 @@ std::tuple<Tensor, Tensor> native_dropout(const Tensor& x, double p, Flag train)
   return {x * mask * (p == 1 ? 0.0 : 1 / (1 - p)), mask};
 }
 
+/// Slopes drawn for the negative elements, 1 for the others.
+Tensor random_slopes(const Tensor& x, double lower, double upper, const Generator& generator) {
+  const Tensor& piece = piece_of(x);
+  const Tensor slopes =
+      random_uniform(source_for(x, generator), piece.options()).mul_(upper - lower).add_(lower);
+  return make_sharded(at::where(piece.detach() <= 0, slopes, 1).to(x.scalar_type()), &layout_of(x),
+                      x.sizes());
+}
+
+Tensor rrelu(const Tensor& x, const at::Scalar& lower, const at::Scalar& upper, bool train,
+             Generator generator) {
+  const double low = lower.toDouble(), high = upper.toDouble();
+  SHARDFIELD_CHECK(low <= high, "rrelu", "expected lower <= upper, got ", low, " and ", high);
+  if (!train) return at::leaky_relu(x, (low + high) / 2);
+  return x * random_slopes(x, low, high, generator);
+}
+
+Tensor& rrelu_(Tensor& x, const at::Scalar& lower, const at::Scalar& upper, bool train,
+               Generator generator) {
+  const double low = lower.toDouble(), high = upper.toDouble();
+  SHARDFIELD_CHECK(low <= high, "rrelu_", "expected lower <= upper, got ", low, " and ", high);
+  if (!train) return at::leaky_relu_(x, (low + high) / 2);
+  return x.mul_(random_slopes(x, low, high, generator));
+}
+
 /// Writes a piece of random values; below autograd.
 Tensor& fill(Tensor& x, const Tensor& values) {
   piece_of(x).copy_(values.view_as(piece_of(x)));
@@ -273,6 +298,8 @@ SHARDFIELD_OPS(dropout) {
   table.composed("aten::alpha_dropout_", TORCH_FN(alpha_dropout_<false>));
   table.composed("aten::feature_alpha_dropout", TORCH_FN(alpha_dropout<true>));
   table.composed("aten::feature_alpha_dropout_", TORCH_FN(alpha_dropout_<true>));
+  table.composed("aten::rrelu", TORCH_FN(rrelu));
+  table.composed("aten::rrelu_", TORCH_FN(rrelu_));
   table.composed("aten::native_dropout", TORCH_FN(native_dropout));
   table.backend("aten::bernoulli", TORCH_FN(bernoulli));
   table.backend("aten::bernoulli.p", TORCH_FN(bernoulli_with));

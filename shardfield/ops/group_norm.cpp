@@ -9,6 +9,7 @@
 #include "shardfield/comm/collectives.h"
 #include "shardfield/dispatch/op_table.h"
 #include "shardfield/ops/moments.h"
+#include "shardfield/ops/whole_gradient.h"
 #include "shardfield/tensor/autograd.h"
 #include "shardfield/tensor/redistribute.h"
 
@@ -198,6 +199,28 @@ Three native_group_norm_backward(const Tensor& dy, const Tensor& x, const Tensor
   return {mask[0] ? cut.result(dx) : Tensor(), mask[1] ? dw : Tensor(), mask[2] ? db : Tensor()};
 }
 
+/// Stock group_norm, with the gradients of weight and bias kept plain when channels are cut.
+Tensor group_norm(const Tensor& x, int64_t groups, const MaybeTensor& weight,
+                  const MaybeTensor& bias, double eps, bool cudnn) {
+  if (!is_sharded(x)) {
+    return at::group_norm(x, groups, tensor::gather(value_of(weight)),
+                          tensor::gather(value_of(bias)), eps, cudnn);
+  }
+  SHARDFIELD_CHECK(x.dim() >= 2 && groups > 0 && x.size(1) % groups == 0, "group_norm",
+                   "expected channels that ", groups, " groups divide, got ", tensor::describe(x));
+  for (const MaybeTensor* t : {&weight, &bias}) {
+    const Tensor v = value_of(*t);
+    SHARDFIELD_CHECK(!v.defined() || (v.dim() == 1 && v.numel() == x.size(1)), "group_norm",
+                     "expected weight and bias of ", x.size(1), " channels, got ", v.sizes());
+  }
+  // Any cut: a second gradient may come back with the batch or channels still in pieces.
+  const Tensor w = with_whole_gradient(tensor::gather(value_of(weight)));
+  const Tensor b = with_whole_gradient(tensor::gather(value_of(bias)));
+  const int64_t rest = c10::multiply_integers(x.sizes().slice(2));
+  return std::get<0>(at::native_group_norm(x.contiguous(x.suggest_memory_format()), w, b, x.size(0),
+                                           x.size(1), rest, groups, eps));
+}
+
 /// Instance norm without running statistics is group norm with one channel per group; with them,
 /// PyTorch's own form: batch norm of one sample of N * C channels.
 Tensor instance_norm(const Tensor& x, const MaybeTensor& weight, const MaybeTensor& bias,
@@ -230,6 +253,7 @@ Tensor instance_norm(const Tensor& x, const MaybeTensor& weight, const MaybeTens
 }  // namespace
 
 SHARDFIELD_OPS(group_norm) {
+  table.composed("aten::group_norm", TORCH_FN(group_norm));
   table.backend("aten::native_group_norm", TORCH_FN(native_group_norm));
   table.backend("aten::native_group_norm_backward", TORCH_FN(native_group_norm_backward));
   table.composed("aten::instance_norm", TORCH_FN(instance_norm));

@@ -6,8 +6,10 @@
 
 #include "shardfield/base/error.h"
 #include "shardfield/comm/collectives.h"
+#include "shardfield/dispatch/leaf_gradient.h"
 #include "shardfield/dispatch/op_table.h"
 #include "shardfield/ops/moments.h"
+#include "shardfield/ops/whole_gradient.h"
 #include "shardfield/tensor/autograd.h"
 #include "shardfield/tensor/redistribute.h"
 
@@ -205,13 +207,39 @@ Three native_layer_norm_backward(const Tensor& dy, const Tensor& x, c10::SymIntA
   return {dx, dw, db};
 }
 
+bool needs_gradient(const Tensor& x, const MaybeTensor& weight, const MaybeTensor& bias) {
+  if (!at::GradMode::is_enabled()) return false;
+  return x.requires_grad() || value_of(weight).requires_grad() || value_of(bias).requires_grad();
+}
+
 /// Sharded weights beside a plain or sharded input are gathered, with their gradient.
 Tensor layer_norm(const Tensor& x, c10::SymIntArrayRef shape, const MaybeTensor& weight,
-                  const MaybeTensor& bias, double eps, bool) {
-  const auto plain = [](const MaybeTensor& t) {
-    return t.has_value() && is_sharded(*t) ? MaybeTensor(tensor::gather(*t)) : t;
-  };
-  return std::get<0>(at::native_layer_norm_symint(x, shape, plain(weight), plain(bias), eps));
+                  const MaybeTensor& bias, double eps, bool cudnn) {
+  const auto is_given = [](const MaybeTensor& t) { return t.has_value() && is_sharded(*t); };
+  if (is_given(weight) || is_given(bias)) {
+    const auto plain = [&](const MaybeTensor& t) {
+      return is_given(t) ? MaybeTensor(tensor::gather(*t)) : t;
+    };
+    return at::layer_norm_symint(x, shape, plain(weight), plain(bias), eps, cudnn);
+  }
+  const int64_t lead = x.dim() - static_cast<int64_t>(shape.size());
+  const bool is_local = lead >= 0 && !cuts_any_from(layout_of(x), lead);
+  if (needs_gradient(x, weight, bias)) {
+    // Straight to PyTorch's formula: the boxed way costs as much again as the kernel's dispatch.
+    constexpr c10::DispatchKeySet kFormula =
+        c10::DispatchKeySet(c10::DispatchKey::PrivateUse3).add(c10::DispatchKey::AutogradOther);
+    const auto keep = dispatch::prepare_leaf(x);
+    const MaybeTensor w = is_local ? weight : with_whole_gradient(weight);
+    const MaybeTensor b = is_local ? bias : with_whole_gradient(bias);
+    return std::get<0>(at::_ops::native_layer_norm::redispatch(kFormula, x, shape, w, b, eps));
+  }
+  if (is_local) {
+    const at::AutoDispatchBelowADInplaceOrView below;
+    Tensor y = std::get<0>(at::native_layer_norm_symint(piece_of(x), shape, weight, bias, eps));
+    return x.is_contiguous() ? tensor::make_like(std::move(y), tensor::impl_of(x))
+                             : make_sharded(std::move(y), &layout_of(x), x.sizes());
+  }
+  return std::get<0>(at::native_layer_norm_symint(x, shape, weight, bias, eps));
 }
 
 /// The default eps is that of the accumulating type, as in PyTorch.

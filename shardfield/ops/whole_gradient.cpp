@@ -1,0 +1,38 @@
+#include "shardfield/ops/whole_gradient.h"
+
+#include <ATen/ATen.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include "shardfield/comm/backward_scope.h"
+#include "shardfield/tensor/autograd.h"
+
+namespace shardfield::ops {
+
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+struct WholeGradientFn : torch::autograd::Function<WholeGradientFn> {
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& plain) {
+    comm::remember_scope(ctx);
+    return plain.detach();
+  }
+  static variable_list backward(AutogradContext* ctx, variable_list grads) {
+    const comm::BackwardScope scope(ctx);
+    return {grads[0].defined() ? tensor::gather(grads[0]) : grads[0]};
+  }
+};
+
+}  // namespace
+
+at::Tensor with_whole_gradient(const at::Tensor& plain) {
+  if (!plain.defined() || tensor::is_sharded(plain) || !comm::records_grad(plain)) return plain;
+  return WholeGradientFn::apply(plain);
+}
+
+std::optional<at::Tensor> with_whole_gradient(const std::optional<at::Tensor>& plain) {
+  return plain.has_value() ? std::optional(with_whole_gradient(*plain)) : plain;
+}
+
+}  // namespace shardfield::ops
