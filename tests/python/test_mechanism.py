@@ -106,6 +106,98 @@ def test_1_in_place_on_views(run_mesh, name, dim):
         run_mesh((ranks,), in_place_on_views, name=name, dim=dim)
 
 
+def multi_view_split(mesh) -> None:
+    """Writes through views of `split`: the same error as stock, and none is lost."""
+    for x in (numbers(6, 6), sharded(numbers(6, 6), mesh, 0)):
+        y = x.requires_grad_() * 1
+        with pytest.raises(RuntimeError, match="view"):
+            y.split([2, 4], 1)[1].mul_(2)
+        with torch.no_grad():
+            z = y.detach().clone()
+            z.split([2, 4], 1)[1].mul_(2)
+            z.unbind(1)[0].zero_()
+        want = numbers(6, 6)
+        want[:, 2:] *= 2
+        want[:, 0] = 0
+        assert_equal(z, want, "written through split and unbind")
+
+
+def test_1_views_of_split_and_unbind(run_mesh):
+    run_mesh((1,), multi_view_split)
+    run_mesh((2,), multi_view_split)
+
+
+def lost_writes(mesh) -> None:
+    """A view is a view: a write through it is seen, or it is refused; never lost."""
+    writes = {
+        "diagonal": lambda x: x.diagonal().fill_(7),
+        "unfold": lambda x: x.unfold(1, 2, 2).mul_(2),
+        "view_dtype": lambda x: x.view(torch.int64).fill_(0),
+        "select": lambda x: x.select(0, 3).fill_(5),
+        "select_1": lambda x: x.select(1, 3).fill_(5),
+        "narrow": lambda x: x.narrow(0, 1, 4).mul_(2),
+        "expand": lambda x: x[:, :1].expand(6, 1).mul_(2),
+        "row": lambda x: x[4].zero_(),
+        "iterate": lambda x: [row.mul_(2) for row in x],
+        "flatten": lambda x: x.view(-1).mul_(2),
+        "flatten_part": lambda x: x.view(-1)[7:20].mul_(2),
+        "alias": lambda x: x.alias().mul_(2) if hasattr(x, "alias") else x.view_as(x).mul_(2),
+        "unsqueeze": lambda x: x.unsqueeze(1)[2].mul_(2),
+        "T": lambda x: x.t()[1].zero_(),
+    }
+    for name, write in writes.items():
+        for dim in (0, 1):
+            want, ours = numbers(6, 6), sharded(numbers(6, 6), mesh, dim)
+            write(want)
+            try:
+                write(ours)
+            except RuntimeError as error:
+                assert "clone" in str(error) or "full_tensor" in str(error) or name == "expand", (
+                    f"{name}: {error}"
+                )
+                continue
+            assert_equal(ours, want, f"write through {name}, cut along {dim}")
+    z = sharded(numbers(6, 2), mesh, 0)
+    torch.view_as_complex(z).mul_(2)
+    assert_equal(z, 2 * numbers(6, 2), "write through view_as_complex")
+
+
+def test_1_no_write_through_a_view_is_lost(run_mesh):
+    run_mesh((1,), lost_writes)
+    run_mesh((2,), lost_writes)
+
+
+def strides_and_views(mesh) -> None:
+    for dim in (0, 1, 2):
+        x, y = sharded(numbers(5, 6, 5), mesh, dim), numbers(5, 6, 5)
+        for view in (
+            lambda t: t,
+            lambda t: t.permute(2, 0, 1),
+            lambda t: t[:, 1:4],
+            lambda t: t[:, 1:4].permute(1, 2, 0)[1:],
+            lambda t: t[1],
+            lambda t: t.transpose(0, 2).contiguous(),
+            lambda t: t.unsqueeze(1).expand(5, 3, 6, 5),
+            lambda t: t.permute(2, 0, 1) * 1,
+            lambda t: torch.empty_like(t.permute(2, 0, 1)),
+        ):
+            a, b = view(x), view(y)
+            assert a.shape == b.shape and a.stride() == b.stride()
+            assert a.storage_offset() == b.storage_offset()
+            assert a.is_contiguous() == b.is_contiguous()
+        copy = x.permute(2, 0, 1).contiguous()
+        copy.zero_()
+        assert_equal(x, numbers(5, 6, 5), "contiguous() of a permuted tensor is a copy")
+        with pytest.raises(RuntimeError):
+            x.permute(2, 0, 1).view(-1)
+
+
+def test_1_and_D_outer_geometry_is_that_of_the_whole_tensor(run_mesh):
+    run_mesh((1,), strides_and_views)
+    run_mesh((2,), strides_and_views)
+    run_mesh((4,), strides_and_views)
+
+
 def strides_agree(mesh) -> list:
     """Pieces of length 1 on some ranks must not change what a rank sees."""
     seen = []
@@ -221,6 +313,37 @@ def hooks_are_kept(mesh) -> None:
 
 def test_2_user_hooks_on_a_leaf_are_kept(run_mesh):
     run_mesh((2,), hooks_are_kept)
+
+
+def forward_mode(mesh) -> None:
+    """Tangents are right, or refused by name: never dropped, which would read as zero."""
+    import torch.autograd.forward_ad as fwd
+
+    calls = {
+        "pointwise": lambda t: t.sin() * t,
+        "permute": lambda t: t.permute(1, 0) * 2,
+        "sum": lambda t: (t * t).sum(1),
+        "sum_cut": lambda t: (t * t).sum(0),
+        "matmul": lambda t: t @ numbers(3, 2, seed=2),
+        "softmax": lambda t: t.softmax(0),
+    }
+    for name, call in calls.items():
+        x, t = sharded(numbers(6, 3), mesh, 0), sharded(numbers(6, 3, seed=1), mesh, 0)
+        with fwd.dual_level():
+            want = fwd.unpack_dual(call(fwd.make_dual(numbers(6, 3), numbers(6, 3, seed=1))))
+            try:
+                out = fwd.unpack_dual(call(fwd.make_dual(x, t)))
+            except RuntimeError as error:
+                assert "forward-mode" in str(error) or "jvp" in str(error), error
+                assert name not in ("pointwise", "permute"), error
+                continue
+            assert_equal(out.primal, want.primal, f"{name}: primal")
+            assert out.tangent is not None, f"{name}: the tangent was dropped"
+            assert_equal(out.tangent, want.tangent, f"{name}: tangent")
+
+
+def test_2_forward_mode(run_mesh):
+    run_mesh((2,), forward_mode)
 
 
 def functional_transforms(mesh) -> None:
@@ -373,6 +496,25 @@ def test_3_and_4_plain_grad_output(run_mesh, name):
 
 
 # ------------------------------------------------------------- 5: redispatch, composites, inference
+
+
+def merged_dims(mesh) -> None:
+    w = numbers(3, 4, seed=1)
+    for f in (
+        lambda x, w: x.reshape(-1, 4) @ w.t(),
+        lambda x, w: x.flatten(0, 1).relu().unflatten(0, (2, 5)),
+        lambda x, w: (x.view(10, 4) * 2).sum(0),
+        lambda x, w: x.reshape(-1, 4).view(2, 5, 4) + 1,
+        lambda x, w: torch.matmul(x, w.t()),
+    ):
+        check_same_as_serial(f, [numbers(2, 5, 4)], mesh, [Shard(1)], plain=[w])
+    with torch.inference_mode():
+        x = sharded(numbers(2, 5, 4), mesh, 1)
+        assert_equal(x.reshape(-1, 4) @ w.t(), numbers(2, 5, 4).reshape(-1, 4) @ w.t(), "inference")
+
+
+def test_5_merging_a_whole_and_a_cut_dim(run_mesh, ranks):
+    run_mesh((ranks,), merged_dims)
 
 
 def composites_keep_their_formula(mesh) -> None:
@@ -535,6 +677,11 @@ def scaler(mesh) -> None:
             grad_scaler.update()
             assert grad_scaler.get_scale() == (4.0 if bad else 8.0)
         assert_equal(p, q, "after a step", rtol=1e-6, atol=1e-6)
+
+
+def test_10_grad_scaler_on_sharded_parameters(run_mesh):
+    run_mesh((1,), scaler)
+    run_mesh((2,), scaler)
 
 
 def autocast_decides_once(mesh) -> None:
