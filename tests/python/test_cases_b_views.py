@@ -198,6 +198,7 @@ def view_op(mesh, name: str, sizes: list[int] | None) -> None:
         mesh,
         [Shard(1)],
         sizes={0: sizes} if sizes else None,
+        no_fallback=name not in ("diagonal", "unfold_whole"),  # their gradients are gathered
     )
 
 

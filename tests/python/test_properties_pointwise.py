@@ -68,6 +68,9 @@ UNARY = {
     "fmod": lambda x: torch.fmod(x, 0.7),
     "remainder": lambda x: torch.remainder(x, 0.7),
     "logit": lambda x: torch.logit(x.sigmoid()),
+    "prelu": lambda x: F.prelu(x, torch.full((1,), 0.2, dtype=x.dtype)),
+    "hardshrink": F.hardshrink,
+    "threshold_": lambda x: F.threshold_(x * 1, 0.1, 0.5),
     "polygamma": lambda x: torch.polygamma(1, x.abs() + 1),
 }
 
