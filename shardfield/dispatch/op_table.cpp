@@ -67,6 +67,24 @@ bool returns_view(const c10::FunctionSchema& schema) {
 bool is_elementwise(const c10::OperatorHandle& op) {
   static const std::set<std::string> not_really = {"aten::equal", "aten::native_dropout",
                                                    "aten::native_dropout_backward"};
+  // Elementwise too, though PyTorch does not tag them.
+  static const std::set<std::string> untagged = {"aten::elu_backward",
+                                                 "aten::hardshrink_backward",
+                                                 "aten::hardsigmoid_backward",
+                                                 "aten::hardswish",
+                                                 "aten::hardswish_",
+                                                 "aten::hardswish_backward",
+                                                 "aten::hardtanh_backward",
+                                                 "aten::leaky_relu_backward",
+                                                 "aten::softplus_backward",
+                                                 "aten::softshrink_backward",
+                                                 "aten::mish_backward",
+                                                 "aten::mish_",
+                                                 "aten::gelu_",
+                                                 "aten::threshold_",
+                                                 "aten::_prelu_kernel",
+                                                 "aten::_prelu_kernel_backward"};
+  if (untagged.contains(op.operator_name().name)) return true;
   return op.hasTag(at::Tag::pointwise) && !op.hasTag(at::Tag::nondeterministic_seeded) &&
          !not_really.contains(op.operator_name().name);
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.nn.functional as F
 from oracle import Cut, arange, assert_equal, check_same_as_serial, full, is_sharded, sharded
 from shardfield.domain_parallel import ShardTensor, shard_tensor
 from torch import nn
@@ -70,6 +71,27 @@ def one_dim_cut_twice(mesh) -> None:
 
 def test_A5_one_dim_cut_by_both_mesh_axes(run_mesh):
     run_mesh((2, 2), one_dim_cut_twice)
+
+
+OPS_ON_TWO = {
+    "add": lambda x: x + 1,
+    "sum": lambda x: x.sum(),
+    "mean": lambda x: x.mean(),
+    "max": lambda x: x.max(),
+    "conv": lambda x: F.conv1d(x[None, None], torch.ones(1, 1, 3, dtype=x.dtype), padding=1),
+    "softmax": lambda x: x.softmax(0),
+}
+
+
+def fewer_elements_than_ranks(mesh, op: str) -> None:
+    x = shard_tensor(arange(2) + 1, mesh, [Shard(0)])
+    assert x.to_local().numel() == (1 if mesh.get_local_rank() < 2 else 0)
+    check_same_as_serial(OPS_ON_TWO[op], [arange(2) + 1], mesh, [Shard(0)])
+
+
+@pytest.mark.parametrize("op", OPS_ON_TWO)
+def test_A7_fewer_elements_than_ranks(run_mesh, op):
+    run_mesh((4,), fewer_elements_than_ranks, op=op)
 
 
 def declared_shape_does_not_add_up(mesh) -> None:

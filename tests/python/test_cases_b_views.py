@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import itertools
 
+import pytest
 import torch
+import torch.nn.functional as F
 from oracle import arange, assert_equal, check_same_as_serial, full, is_sharded, numbers, sharded
 from shardfield.domain_parallel import shard_tensor
+from torch import nn
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 
@@ -34,6 +37,24 @@ def chain_of_views(mesh) -> None:
 def test_B1_view_that_moves_the_cut(run_mesh):
     run_mesh((4,), view_of_a_cut_inner_dim)
     run_mesh((2,), chain_of_views)
+
+
+def linear_on_a_cut_sequence(mesh) -> None:
+    torch.manual_seed(0)
+    layer = nn.Linear(8, 4).double()
+    (out,) = check_same_as_serial(layer, [numbers(2, 10, 8)], mesh, [Shard(1)])
+    assert is_sharded(out) and out.placements == (Shard(1),)
+    check_same_as_serial(
+        lambda t, w: t.reshape(-1, 8) @ w.t(),
+        [numbers(2, 10, 8)],
+        mesh,
+        [Shard(1)],
+        plain=[numbers(4, 8, seed=1)],
+    )
+
+
+def test_B3_linear_on_a_cut_sequence(run_mesh):
+    run_mesh((4,), linear_on_a_cut_sequence)
 
 
 def in_place_views(mesh) -> None:
@@ -85,6 +106,23 @@ def test_B9_narrow_reads_the_right_rows_on_every_rank(run_mesh):
     run_mesh((3,), narrow_values, length=8, sizes=[3, 3, 2], cases=[(2, 5)])
 
 
+def flip_values(mesh) -> None:
+    x = sharded(arange(5), mesh, 0, [3, 2])
+    assert full(x.flip(0)).tolist() == [4, 3, 2, 1, 0]
+    y = sharded(arange(4, 3), mesh, 0)
+    with shardfield.report() as report:
+        z = y.flip(1)
+    assert report.bytes_sent == 0 and not report.fallbacks
+    assert_equal(z, arange(4, 3).flip(1), "flip of a whole dim")
+    check_same_as_serial(
+        lambda t: t.flip(0, 1), [numbers(5, 3)], mesh, [Shard(0)], sizes={0: [3, 2]}
+    )
+
+
+def test_B11_flip(run_mesh):
+    run_mesh((2,), flip_values)
+
+
 def axis_orders(mesh) -> None:
     x = arange(8)
     layouts = [
@@ -106,3 +144,66 @@ def axis_orders(mesh) -> None:
 
 def test_B13_order_of_two_axes_on_one_dim(run_mesh):
     run_mesh((2, 2), axis_orders)
+
+
+def stack_gradients(mesh) -> None:
+    parts = [sharded(arange(2, 4), mesh, 1).requires_grad_() for _ in range(2)]
+    out = torch.stack(parts, 0)
+    (out * arange(2, 2, 4)).sum().backward()
+    for i, p in enumerate(parts):
+        assert is_sharded(p.grad)
+        assert_equal(p.grad, arange(2, 2, 4)[i], f"gradient {i}")
+    check_same_as_serial(
+        lambda a, b: torch.stack([a, b], 0), [arange(2, 4), arange(2, 4)], mesh, [Shard(1)]
+    )
+
+
+def test_B15_gradient_of_stack(run_mesh):
+    run_mesh((2,), stack_gradients)
+
+
+VIEWS = {
+    "permute": lambda x: x.permute(2, 0, 1) * 2,
+    "transpose": lambda x: x.transpose(1, 2) * 2,
+    "unsqueeze": lambda x: x[:, None] * 2,
+    "select_whole": lambda x: x[1] * 2,
+    "select_cut": lambda x: x[:, 4] * 2,
+    "expand": lambda x: x[None].expand(3, -1, -1, -1) * 2,
+    "flatten_right": lambda x: x.flatten(1) * 2,
+    "flatten_left": lambda x: x.flatten(0, 1) * 2,
+    "unflatten": lambda x: x.unflatten(2, (2, 2)) * 2,
+    "split": lambda x: x.split(2, 2),
+    "split_cut": lambda x: x.split(4, 1),
+    "chunk_cut": lambda x: x.chunk(3, 1),
+    "unbind": lambda x: x.unbind(0),
+    "cat_whole": lambda x: torch.cat([x, x * 2], 0),
+    "cat_cut": lambda x: torch.cat([x, x * 2], 1),
+    "roll": lambda x: x.roll((2, -3), (2, 1)),
+    "step": lambda x: x[:, 1:9:3] * 2,
+    "ellipsis": lambda x: x[..., 1] * 2,
+    "repeat": lambda x: x.repeat(2, 1, 1),
+    "contiguous": lambda x: x.transpose(0, 2).contiguous() * 2,
+    "diagonal": lambda x: x.diagonal(0, 0, 2) * 2,
+    "movedim": lambda x: x.movedim(1, -1) * 2,
+    "squeeze": lambda x: x[:, :, :1].squeeze(2) * 2,
+    "unfold_whole": lambda x: x.unfold(2, 2, 1) * 2,
+    "pixel_shuffle": lambda x: F.pixel_shuffle(x.permute(2, 1, 0), 2) * 2,
+}
+
+
+def view_op(mesh, name: str, sizes: list[int] | None) -> None:
+    check_same_as_serial(
+        VIEWS[name],
+        [numbers(2, 10, 4)],
+        mesh,
+        [Shard(1)],
+        sizes={0: sizes} if sizes else None,
+        no_fallback=name not in ("diagonal", "unfold_whole"),  # their gradients are gathered
+    )
+
+
+@pytest.mark.parametrize("name", VIEWS)
+def test_views_even_uneven_and_empty(run_mesh, name):
+    run_mesh((2,), view_op, name=name, sizes=None)
+    run_mesh((3,), view_op, name=name, sizes=[5, 0, 5])
+    run_mesh((4,), view_op, name=name, sizes=None)

@@ -56,6 +56,10 @@ def positions(mesh) -> None:
     assert_equal(sharded(y, mesh, 0).argmax(0), y.argmax(0), "argmax(0)")
 
 
+def test_C5_positions_are_global_and_the_first_tie_wins(run_mesh):
+    run_mesh((2,), positions)
+
+
 def extrema_with_an_empty_rank(mesh) -> None:
     for dtype in (torch.float64, torch.int64, torch.int32, torch.uint8):
         x = sharded(torch.tensor([3, 1, 2], dtype=dtype), mesh, 0, [1, 1, 1, 0])
@@ -112,3 +116,48 @@ def layer_norm_weight_gradient(mesh) -> None:
 
 def test_C13_layer_norm_weight_gradient_is_summed(run_mesh):
     run_mesh((3,), layer_norm_weight_gradient)
+
+
+REDUCTIONS = {
+    "sum": lambda x: x.sum(),
+    "sum_cut": lambda x: x.sum(1),
+    "sum_whole": lambda x: x.sum(0),
+    "sum_keepdim": lambda x: x.sum(1, keepdim=True),
+    "sum_two": lambda x: x.sum((0, 1)),
+    "mean": lambda x: x.mean(),
+    "mean_cut": lambda x: x.mean((1, 2)),
+    "mean_keepdim": lambda x: x.mean(-1, keepdim=True),
+    "amax_cut": lambda x: x.amax(1),
+    "amin_whole": lambda x: x.amin(2),
+    "max": lambda x: x.max(),
+    "min_dim": lambda x: x.min(1).values,
+    "prod": lambda x: x.prod(),
+    "prod_cut": lambda x: x.prod(1),
+    "norm": lambda x: x.norm(),
+    "vector_norm_cut": lambda x: torch.linalg.vector_norm(x, 3, 1),
+    "var": lambda x: x.var(),
+    "var_cut": lambda x: x.var(1, keepdim=True),
+    "std_cut": lambda x: x.std((0, 1), correction=0),
+    "var_mean": lambda x: torch.var_mean(x, (1, 2)),
+    "logsumexp_cut": lambda x: x.logsumexp(1),
+    "softmax_cut": lambda x: x.softmax(1),
+    "softmax_whole": lambda x: x.softmax(2),
+    "log_softmax_cut": lambda x: x.log_softmax(1),
+}
+
+
+def reduction(mesh, name: str, sizes: list[int] | None) -> None:
+    check_same_as_serial(
+        REDUCTIONS[name],
+        [numbers(2, 7, 3)],
+        mesh,
+        [Shard(1)],
+        sizes={0: sizes} if sizes else None,
+    )
+
+
+@pytest.mark.parametrize("name", REDUCTIONS)
+def test_reductions_even_uneven_and_empty(run_mesh, name):
+    run_mesh((2,), reduction, name=name, sizes=None)
+    run_mesh((3,), reduction, name=name, sizes=[6, 0, 1])
+    run_mesh((4,), reduction, name=name, sizes=None)

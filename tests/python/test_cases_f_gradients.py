@@ -6,7 +6,8 @@ import copy
 
 import pytest
 import torch
-from oracle import arange, assert_equal, full, is_sharded, numbers, sharded
+import torch.nn.functional as F
+from oracle import arange, assert_equal, check_same_as_serial, full, is_sharded, numbers, sharded
 from rank_pool import mesh_of
 from shardfield.domain_parallel import ShardTensor, shard_tensor, sync_module_over_mesh
 from torch import nn
@@ -40,6 +41,28 @@ def test_F3_gather_of_a_strided_tensor(run_mesh):
     run_mesh((2,), gather_of_a_transpose)
 
 
+def row_split_linear(mesh) -> None:
+    x = sharded(arange(1, 4) + 1, mesh, 1)
+    w = torch.ones(1, 4, dtype=torch.float64, requires_grad=True)
+    b = torch.ones(1, dtype=torch.float64, requires_grad=True)
+    y = F.linear(x, w, b)
+    assert full(y).item() == 11
+    y.sum().backward()
+    assert b.grad.item() == 1
+    assert w.grad.tolist() == [[1, 2, 3, 4]]
+    check_same_as_serial(
+        F.linear,
+        [numbers(3, 4)],
+        mesh,
+        [Shard(1)],
+        plain=[numbers(2, 4, seed=1), numbers(2, seed=2)],
+    )
+
+
+def test_F5_bias_is_added_once(run_mesh):
+    run_mesh((4,), row_split_linear)
+
+
 def data_times_domain() -> None:
     from torch.nn.parallel import DistributedDataParallel
 
@@ -71,6 +94,22 @@ def forces(mesh) -> None:
 def test_F9_forces_do_not_depend_on_the_rank_count(run_mesh):
     for ranks in (1, 2, 4):
         run_mesh((ranks,), forces)
+
+
+def norm_over_both_kinds(mesh) -> None:
+    plain = nn.Parameter(torch.zeros(2, dtype=torch.float64))
+    cut = nn.Parameter(sharded(torch.zeros(4, dtype=torch.float64), mesh, 0))
+    plain.grad = torch.tensor([3.0, 4.0], dtype=torch.float64)
+    cut.grad = sharded(torch.ones(4, dtype=torch.float64), mesh, 0)
+    total = nn.utils.clip_grad_norm_([plain, cut], max_norm=1.0)
+    assert float(total) == pytest.approx(5.38516, abs=1e-5)
+    scale = 1 / (29**0.5 + 1e-6)
+    assert plain.grad.tolist() == pytest.approx([3 * scale, 4 * scale])
+    assert full(cut.grad).tolist() == pytest.approx([scale] * 4)
+
+
+def test_F11_gradient_norm_counts_everything_once(run_mesh):
+    run_mesh((4,), norm_over_both_kinds)
 
 
 def cross_product(mesh) -> None:

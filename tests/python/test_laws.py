@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from oracle import assert_equal, full, is_sharded, numbers, sharded
+from oracle import assert_equal, check_same_as_serial, full, is_sharded, numbers, sharded
 from rank_pool import mesh_of
 from shardfield.domain_parallel import ShardTensor, shard_tensor, sync_module_over_mesh
 from torch import nn
@@ -52,7 +52,56 @@ def test_law_1_results_and_operands_that_are_plain(run_mesh, ranks):
     run_mesh((ranks,), plain_results)
 
 
+def positional_embedding(mesh) -> None:
+    check_same_as_serial(
+        lambda x, e: x + e,
+        [numbers(2, 9, 4)],
+        mesh,
+        [Shard(1)],
+        plain=[numbers(1, 9, 4, seed=1)],
+        output_sharded=True,
+    )
+    check_same_as_serial(
+        lambda x, e: torch.cat([x * e, e.expand(2, 9, 4)], 2),
+        [numbers(2, 9, 4)],
+        mesh,
+        [Shard(1)],
+        plain=[numbers(1, 9, 4, seed=1)],
+    )
+
+
+def test_law_1_plain_operand_that_is_full_size_along_the_cut(run_mesh, ranks):
+    run_mesh((ranks,), positional_embedding)
+
+
 # --------------------------------------------------------- 2: gradients of plain tensors are serial
+
+
+def plain_gradients(mesh, placements) -> None:
+    check_same_as_serial(net(), [numbers(2, 2, 8, 10)], mesh, placements, second=True)
+
+
+def test_law_2_and_3_gradients_are_plain_full_and_serial(run_mesh, mesh_shape):
+    cuts = [[Shard(2)], [Shard(3)]] if len(mesh_shape) == 1 else [[Shard(2), Shard(3)]]
+    for placements in cuts:
+        run_mesh(mesh_shape, plain_gradients, placements=placements)
+
+
+def summed_again(mesh) -> list[str]:
+    w = nn.Parameter(numbers(3, 3))
+    (sharded(numbers(6, 3), mesh, 0) @ w).sum().backward()
+    model = nn.Linear(3, 2).double()
+    texts = []
+    with pytest.raises(RuntimeError) as caught:
+        wrapped = nn.parallel.DistributedDataParallel(model, process_group=mesh.get_group())
+        wrapped(sharded(numbers(6, 3), mesh, 0)).sum().backward()
+    texts.append(str(caught.value))
+    return texts
+
+
+def test_law_2_a_second_sum_over_the_domain_axis_is_refused(run_mesh):
+    (text,) = run_mesh((2,), summed_again)[0]
+    assert "data" in text or "domain" in text or "already" in text, text
 
 
 # ------------------------------------------------------------------ 4: never silently wrong or slow
@@ -102,6 +151,38 @@ def test_law_5_modules_see_an_ordinary_tensor(run_mesh, ranks):
 # --------------------------------------------------------- 6: no communication where none is needed
 
 
+def silent_operators(mesh) -> None:
+    x = sharded(numbers(2, 4, 12), mesh, 2).requires_grad_()
+    layer = nn.Conv1d(4, 4, 1).double()
+    norm = nn.LayerNorm(4).double()
+    calls = [
+        lambda t: F.gelu(t) + 1,
+        lambda t: t * t - t / 2,
+        lambda t: t.transpose(1, 2),
+        lambda t: t[:, 1:3].unsqueeze(0),
+        lambda t: norm(t.transpose(1, 2)),
+        lambda t: F.linear(t.transpose(1, 2), layer.weight[:, :, 0]),
+        layer,
+        lambda t: t.sum(1),
+        lambda t: t.softmax(1),
+        lambda t: F.avg_pool1d(t.transpose(1, 2).transpose(1, 2), 1),
+        lambda t: t.flatten(0, 1),
+        lambda t: F.dropout(t, 0.0),
+        lambda t: t.expand(2, 4, 12).clone(),
+        lambda t: F.pad(t, (0, 0, 1, 1)),
+    ]
+    for i, call in enumerate(calls):
+        with torch.no_grad(), shardfield.report() as report:
+            y = call(x)
+        assert is_sharded(y), i
+        assert report.bytes_sent == 0, f"call {i} sent {report.bytes_sent} bytes"
+
+
+def test_law_6_no_communication_where_none_is_needed(run_mesh):
+    for ranks in (1, 2, 4):
+        run_mesh((ranks,), silent_operators)
+
+
 def one_rank_is_silent(mesh) -> None:
     x = sharded(numbers(2, 2, 8, 10), mesh, 2).requires_grad_()
     model = net()
@@ -112,6 +193,35 @@ def one_rank_is_silent(mesh) -> None:
 
 def test_law_6_one_rank_sends_nothing(run_mesh):
     run_mesh((1,), one_rank_is_silent)
+
+
+LIMIT_CASES = {
+    "k3s1": (3, 1, 1, 1),
+    "k3s2": (3, 2, 1, 1),
+    "k4s2": (4, 2, 1, 1),
+    "k7s2": (7, 2, 3, 1),
+    "k5d2": (5, 1, 4, 2),
+    "k2s2": (2, 2, 0, 1),
+}
+
+
+def bytes_of_a_convolution(mesh, name: str, sizes: list[int] | None) -> list[int]:
+    k, s, p, d = LIMIT_CASES[name]
+    x = sharded(numbers(1, 2, 48, 3), mesh, 2, sizes)
+    w = numbers(4, 2, k, 1, seed=1)
+    with torch.no_grad(), shardfield.report() as report:
+        y = F.conv2d(x, w, stride=(s, 1), padding=(p, 0), dilation=(d, 1))
+    want = F.conv2d(numbers(1, 2, 48, 3), w, stride=(s, 1), padding=(p, 0), dilation=(d, 1))
+    assert_equal(y, want, name)
+    return [report.bytes_sent, (d * (k - 1) + 1 - s) * 2 * 3 * 8 * (mesh.size() - 1)]
+
+
+@pytest.mark.parametrize("name", LIMIT_CASES)
+def test_law_6_bytes_of_a_convolution_are_the_least_possible(run_mesh, name):
+    for ranks, sizes in ((2, None), (3, None), (4, None), (2, [25, 23]), (3, [17, 15, 16])):
+        results = run_mesh((ranks,), bytes_of_a_convolution, name=name, sizes=sizes)
+        sent, limit = sum(r[0] for r in results), results[0][1]
+        assert sent <= max(limit, 0), f"{ranks} ranks {sizes}: {sent} bytes, limit {limit}"
 
 
 # ----------------------------------------------------------- training over data x domain, ten steps

@@ -371,6 +371,79 @@ def test_autocast(run_mesh, ranks):
     run_mesh((ranks,), autocast_dtypes)
 
 
+def without_gradients(mesh) -> None:
+    net, x = small_net(), numbers(1, 2, 9)
+    want = net(x).detach()
+    with torch.no_grad():
+        y = net(sharded(x, mesh, 2))
+        assert is_sharded(y) and not y.requires_grad
+        assert_equal(y, want, "no_grad")
+    with torch.inference_mode():
+        s = sharded(x, mesh, 2)
+        y = net(s)
+        assert is_sharded(y) and y.is_inference()
+        assert_equal(y, want, "inference_mode")
+        v = s[:, 1:]
+        v.mul_(2)
+        assert_equal(v, x[:, 1:] * 2, "view of an inference tensor")
+        for op in (
+            lambda t: t.sum(),
+            lambda t: t.mean(2),
+            lambda t: t.amax(2),
+            lambda t: t.softmax(2),
+            lambda t: t.flip(2),
+            lambda t: F.pad(t, (1, 2)),
+            lambda t: F.max_pool1d(t, 3, 2, 1),
+            lambda t: F.interpolate(t, scale_factor=2),
+            lambda t: torch.cat([t, t], 2),
+            lambda t: F.mse_loss(t, t * 2),
+            lambda t: F.linear(t.transpose(1, 2), numbers(3, 2)),
+            lambda t: t.reshape(2, -1),
+            lambda t: F.batch_norm(t, None, None, training=True),
+            lambda t: F.instance_norm(t),
+            lambda t: t.diagonal(0, 1, 2),
+        ):
+            fresh = sharded(x, mesh, 2)
+            assert_equal(op(fresh), op(x), "in inference mode")
+    outer = sharded(x, mesh, 2)
+    with torch.inference_mode():
+        view = outer[:, 0]
+        assert not view.is_inference()
+    outside = y.detach()
+    assert outside.is_inference()
+
+
+def test_no_grad_and_inference_mode(run_mesh, ranks):
+    run_mesh((ranks,), without_gradients)
+
+
+def optimizers(mesh, name: str, foreach: bool) -> None:
+    make = {
+        "sgd": lambda ps: torch.optim.SGD(ps, lr=0.1, momentum=0.9, foreach=foreach),
+        "adamw": lambda ps: torch.optim.AdamW(ps, lr=0.1, weight_decay=0.1, foreach=foreach),
+        "adam": lambda ps: torch.optim.Adam(ps, lr=0.1, amsgrad=True, foreach=foreach),
+    }[name]
+    a, b = numbers(7, 3), numbers(3, seed=1)
+    serial = [nn.Parameter(a.clone()), nn.Parameter(b.clone())]
+    ours = [nn.Parameter(sharded(a, mesh, 0)), nn.Parameter(b.clone())]
+    pair = [make(serial), make(ours)]
+    for _ in range(4):
+        for parameters, optimizer in zip((serial, ours), pair, strict=True):
+            optimizer.zero_grad()
+            ((parameters[0] * parameters[1]).sin().sum() + (parameters[0] ** 2).mean()).backward()
+            optimizer.step()
+    assert isinstance(ours[0], nn.Parameter) and is_sharded(ours[0])
+    assert_equal(ours[0], serial[0], "sharded parameter")
+    assert_equal(ours[1], serial[1], "plain parameter")
+
+
+@pytest.mark.parametrize("foreach", [False, True], ids=["loop", "foreach"])
+@pytest.mark.parametrize("name", ["sgd", "adam", "adamw"])
+def test_optimizers_on_sharded_and_plain_parameters(run_mesh, name, foreach):
+    for ranks in (1, 2, 3):
+        run_mesh((ranks,), optimizers, name=name, foreach=foreach)
+
+
 def set_data(mesh) -> None:
     x = sharded(numbers(5, 3), mesh, 0).requires_grad_()
     x.data = sharded(numbers(5, 3, seed=1), mesh, 0)
