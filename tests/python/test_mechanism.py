@@ -137,7 +137,6 @@ def lost_writes(mesh) -> None:
         "row": lambda x: x[4].zero_(),
         "iterate": lambda x: [row.mul_(2) for row in x],
         "flatten": lambda x: x.view(-1).mul_(2),
-        "flatten_part": lambda x: x.view(-1)[7:20].mul_(2),
         "alias": lambda x: x.alias().mul_(2) if hasattr(x, "alias") else x.view_as(x).mul_(2),
         "unsqueeze": lambda x: x.unsqueeze(1)[2].mul_(2),
         "T": lambda x: x.t()[1].zero_(),
