@@ -97,7 +97,7 @@ TEST(ConvolutionHalo, ShellCoversWhatTheCoreLeaves) {
   const Box full{{0, 2}, {0, 5}, {-1, 6}}, core{{0, 2}, {1, 4}, {0, 6}};
   int64_t elements = 0;
   for (const Box& slab : shardfield::ops::shell_of(full, core)) {
-    EXPECT_TRUE(ops::is_empty(shardfield::ops::intersect(slab, core)));
+    EXPECT_TRUE(shardfield::ops::is_empty(shardfield::ops::intersect(slab, core)));
     int64_t n = 1;
     for (int64_t s : shardfield::ops::sizes_of_box(slab)) n *= s;
     elements += n;
