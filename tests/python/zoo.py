@@ -17,6 +17,14 @@ import torch
 from torch import Tensor, nn
 
 
+def without_dropout(model: torch.nn.Module) -> torch.nn.Module:
+    """The model with its dropout layers at p = 0: masks of sharded tensors are not the stock ones."""
+    for module in model.modules():
+        if isinstance(module, torch.nn.modules.dropout._DropoutNd):
+            module.p = 0.0
+    return model
+
+
 def _declare_torchvision_operators() -> torch.library.Library:
     library = torch.library.Library("torchvision", "DEF")
     library.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
@@ -104,10 +112,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
         (1, 1, 12, 8, 10),
     ),
     "monai.VNet": (
-        lambda: nets.VNet(
-            spatial_dims=2, in_channels=1, out_channels=2, dropout_prob_down=0.0,
-            dropout_prob_up=(0.0, 0.0),
-        ),
+        lambda: without_dropout(nets.VNet(spatial_dims=2, in_channels=1, out_channels=2)),
         (1, 1, 48, 32),
     ),
     "monai.DynUNet": (
