@@ -160,7 +160,6 @@ Exchange start_exchange(const spec::Mesh& mesh, std::vector<Message> sends,
                         std::vector<Message> recvs) {
   const at::NoGradGuard no_grad;
   const Comm& comm = groups_of(mesh).whole;
-  const int tag = comm.next_tag();
   std::erase_if(sends, [](const Message& m) { return m.data.numel() == 0; });
   std::erase_if(recvs, [](const Message& m) { return m.data.numel() == 0; });
   if (sends.empty() && recvs.empty()) return {};
@@ -174,14 +173,14 @@ Exchange start_exchange(const spec::Mesh& mesh, std::vector<Message> sends,
     SHARDFIELD_CHECK(m.data.is_contiguous(), op, "receive buffers must be contiguous");
     keep.push_back(m.data.is_complex() ? at::view_as_real(m.data) : m.data);
     std::vector<at::Tensor> one{keep.back()};
-    auto w = backend->recv(one, m.peer, tag);
+    auto w = backend->recv(one, m.peer, comm.next_recv_tag(m.peer));
     if (!coalesce) work.push_back(std::move(w));
   }
   for (Message& m : sends) {
     keep.push_back(plain_memory(m.data));
     count_message(mesh.context, static_cast<int64_t>(keep.back().nbytes()));
     std::vector<at::Tensor> one{keep.back()};
-    auto w = backend->send(one, m.peer, tag);
+    auto w = backend->send(one, m.peer, comm.next_send_tag(m.peer));
     if (!coalesce) work.push_back(std::move(w));
   }
   if (coalesce) work.push_back(backend->endCoalescing());

@@ -26,16 +26,23 @@ class Comm {
   const std::string& name() const { return name_; }
   /// The live group; throws when it has been destroyed.
   c10::intrusive_ptr<c10d::Backend> backend(const char* op) const;
-  /// Next message tag: equal on all ranks because all make the same calls.
-  int next_tag() const { return static_cast<int>(tag_++ & 0xfffff); }
+  /// Tags of the next message to and from a rank. Counted per pair and direction, so that ranks
+  /// with nothing to move in a call stay in step.
+  int next_send_tag(int peer) const { return next(sent_, peer); }
+  int next_recv_tag(int peer) const { return next(received_, peer); }
 
  private:
+  int next(std::vector<uint32_t>& counts, int peer) const {
+    counts.resize(static_cast<size_t>(size_));
+    return static_cast<int>(counts[static_cast<size_t>(peer)]++ & 0xfffff);
+  }
+
   c10::weak_intrusive_ptr<c10d::Backend> backend_{c10::intrusive_ptr<c10d::Backend>()};
   std::string name_;
   std::string registered_name_;
   int rank_ = 0;
   int size_ = 1;
-  mutable uint32_t tag_ = 0;
+  mutable std::vector<uint32_t> sent_, received_;
 };
 
 /// A mesh with its groups: one over all its ranks and one along each axis.
