@@ -81,12 +81,6 @@ def plain_gradients(mesh, placements) -> None:
     check_same_as_serial(net(), [numbers(2, 2, 8, 10)], mesh, placements, second=True)
 
 
-def test_law_2_and_3_gradients_are_plain_full_and_serial(run_mesh, mesh_shape):
-    cuts = [[Shard(2)], [Shard(3)]] if len(mesh_shape) == 1 else [[Shard(2), Shard(3)]]
-    for placements in cuts:
-        run_mesh(mesh_shape, plain_gradients, placements=placements)
-
-
 def summed_again(mesh) -> list[str]:
     w = nn.Parameter(numbers(3, 3))
     (sharded(numbers(6, 3), mesh, 0) @ w).sum().backward()
@@ -201,7 +195,6 @@ LIMIT_CASES = {
     "k4s2": (4, 2, 1, 1),
     "k7s2": (7, 2, 3, 1),
     "k5d2": (5, 1, 4, 2),
-    "k2s2": (2, 2, 0, 1),
 }
 
 

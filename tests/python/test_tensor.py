@@ -413,10 +413,6 @@ def without_gradients(mesh) -> None:
     assert outside.is_inference()
 
 
-def test_no_grad_and_inference_mode(run_mesh, ranks):
-    run_mesh((ranks,), without_gradients)
-
-
 def optimizers(mesh, name: str, foreach: bool) -> None:
     make = {
         "sgd": lambda ps: torch.optim.SGD(ps, lr=0.1, momentum=0.9, foreach=foreach),
@@ -572,10 +568,6 @@ def reporting(mesh) -> None:
     assert not inner.fallbacks and inner.bytes_sent == 0
     table = report.table()
     assert "conv" in table and "histc" in table
-
-
-def test_report(run_mesh, ranks):
-    run_mesh((ranks,), reporting)
 
 
 def strict_mode(mesh) -> list[str]:
