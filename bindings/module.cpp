@@ -5,4 +5,5 @@ PYBIND11_MODULE(_shardfield, m) {
   shardfield::bindings::bind_comm(m);
   shardfield::bindings::bind_tensor(m);
   shardfield::bindings::bind_dispatch(m);
+  shardfield::bindings::bind_distributed(m);
 }

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Installs what pip cannot bring: a C++20 compiler, GoogleTest, the Python headers and venv. Prefers
-# what is there, asks apt only for what is missing, and says what to install when it may not.
+# Installs what pip cannot bring: a C++20 compiler, GoogleTest, the Python headers and venv, and the
+# MPI launchers that tests start. Prefers what is there, asks apt only for what is missing, and says
+# what to install when it may not.
 # Usage: install_system_packages.sh PYTHON
 set -euo pipefail
 python=${1:-python3}
@@ -20,6 +21,9 @@ else
   headers=$("$python" -c 'import sysconfig; print(sysconfig.get_paths()["include"])')
   [ -f "$headers/Python.h" ] || missing+=(python3-dev)
 fi
+# Real launchers for the tests.
+has mpirun.openmpi || missing+=(openmpi-bin)
+has mpirun.mpich || missing+=(mpich)
 [ -f /usr/include/gtest/gtest.h ] || [ -f /usr/local/include/gtest/gtest.h ] || missing+=(libgtest-dev)
 
 if [ ${#missing[@]} -eq 0 ]; then

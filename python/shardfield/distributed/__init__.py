@@ -1,0 +1,38 @@
+"""The distributed runtime: ranks, groups and meshes, and collectives that differentiate."""
+
+from shardfield.distributed._collectives import (
+    all_gather_v,
+    all_to_all_v,
+    gather_v,
+    indexed_all_to_all_v,
+    reduce_scatter_v,
+    scatter_v,
+    set_call_checks,
+)
+from shardfield.distributed._config import ProcessGroupConfig, ProcessGroupNode
+from shardfield.distributed._manager import (
+    DistributedManager,
+    UndefinedGroupError,
+    UninitializedManagerError,
+)
+from shardfield.distributed._reduce import fused_all_reduce, reduce_loss
+from shardfield.distributed._shared_module import mark_module_as_shared, unmark_module_as_shared
+
+__all__ = [
+    "DistributedManager",
+    "ProcessGroupConfig",
+    "ProcessGroupNode",
+    "UndefinedGroupError",
+    "UninitializedManagerError",
+    "all_gather_v",
+    "all_to_all_v",
+    "fused_all_reduce",
+    "gather_v",
+    "indexed_all_to_all_v",
+    "mark_module_as_shared",
+    "reduce_loss",
+    "reduce_scatter_v",
+    "scatter_v",
+    "set_call_checks",
+    "unmark_module_as_shared",
+]
