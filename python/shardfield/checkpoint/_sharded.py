@@ -1,0 +1,517 @@
+"""Checkpoints in pieces: each rank writes what it owns and reads what it needs.
+
+Folder layout:
+
+    shardfield.index.json          shapes, dtypes, pieces with global offsets, files, values
+    <save>-r00000.safetensors      the pieces rank 0 owns, by name
+    <save>-r00001.safetensors      ...
+
+A save writes new files beside the old ones, flushes them, and then replaces the index in one
+rename; the files of the save before are removed last. Whenever a rank is killed, the index that is
+there names complete files.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import threading
+import uuid
+from collections.abc import Callable, Mapping
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from shardfield.checkpoint import _format, _plan, _state
+from shardfield.checkpoint._format import CheckpointError, Meta
+from shardfield.checkpoint._ranks import Ranks
+from shardfield.distributed._groups import Group
+
+INDEX = "shardfield.index.json"
+VERSION = 1
+_FILE = re.compile(r"^[0-9a-f]{16}-r\d{5,}\.safetensors$")
+_RNG = "rng"
+
+Progress = bool | Callable[[int, int], None]
+
+
+class SaveHandle:
+    """A save that goes on in the background."""
+
+    def __init__(self, work: Callable[[], None]) -> None:
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, args=(work,), name="shardfield-save")
+        self._thread.start()
+
+    def _run(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except BaseException as error:
+            self._error = error
+
+    def done(self) -> bool:
+        """True when nothing is being written any more."""
+        return not self._thread.is_alive()
+
+    def wait(self) -> None:
+        """Blocks until the checkpoint is complete on all ranks.
+
+        Raises:
+            CheckpointError: when a rank could not write.
+        """
+        self._thread.join()
+        if self._error is not None:
+            raise self._error
+
+
+_running: SaveHandle | None = None
+_background: dict[int, dist.ProcessGroup] = {}
+
+
+def _with_rng(state: Mapping[str, Any]) -> dict[str, Any]:
+    """The state with this rank's generators."""
+    if _RNG in state:
+        raise CheckpointError(
+            f"save_sharded: the state has a '{_RNG}' of its own; rename it, or pass rng=False"
+        )
+    states = {"cpu": torch.get_rng_state()}
+    if torch.cuda.is_available():
+        states["cuda"] = torch.cuda.get_rng_state()
+    return {**state, _RNG: states}
+
+
+def _pieces(tensors: Mapping[str, torch.Tensor], ranks: Ranks) -> dict[str, _state.Piece]:
+    pieces: dict[str, _state.Piece] = {}
+    for name, value in tensors.items():
+        piece = _state.piece_of(name, value)
+        if name.startswith(f"{_RNG}/"):  # one row per rank
+            row = piece.local.reshape(1, -1)
+            piece = _state.Piece((ranks.size, row.shape[1]), (ranks.rank, 0), row)
+        pieces[name] = piece
+    return pieces
+
+
+def report(progress: Progress, rank: int, total: int) -> Callable[[int], None]:
+    """What is called with the bytes of every block: a bar on rank 0, or the user's function."""
+    if progress is False or (progress is True and rank != 0):
+        return lambda done: None
+    if progress is True:
+        from tqdm import tqdm
+
+        bar = tqdm(total=total, unit="B", unit_scale=True, desc="checkpoint", leave=False)
+
+        def advance(done: int) -> None:
+            bar.update(done)
+            if bar.n >= total:
+                bar.close()
+
+        return advance
+    written = [0]
+
+    def tell(done: int) -> None:
+        written[0] += done
+        progress(written[0], total)
+
+    return tell
+
+
+def save_sharded(
+    path: str | os.PathLike[str],
+    state: Mapping[str, Any],
+    *,
+    rng: bool = True,
+    group: Group = None,
+    async_op: bool = False,
+    progress: Progress = False,
+) -> SaveHandle | None:
+    """Saves a training state in pieces; each byte is written once, by one rank. Collective.
+
+    A checkpoint that is in the folder already stays loadable until the new one is complete.
+
+    Args:
+        path: folder that all ranks see.
+        state: nested mappings, lists and tuples of tensors (plain: equal on all ranks, sharded,
+            DTensor), numbers, strings, None, and objects with a state_dict: modules, optimizers,
+            schedulers. The names and the values that are no tensors must be equal on all ranks.
+        rng: also save the random generators of every rank.
+        group: the ranks that save together; None for all.
+        async_op: copy the pieces to the host and return; a thread writes.
+        progress: True for a bar on rank 0 (tqdm), or a function of bytes done and bytes to do.
+
+    Returns:
+        With async_op a handle; `wait()` before relying on the files.
+
+    Raises:
+        CheckpointError: on all ranks: names, shapes or values that differ between ranks, pieces
+            that do not fit together, values that cannot be saved, a rank that cannot write.
+
+    Example:
+        >>> save_sharded("run/last", {"model": net, "optimizer": optimizer, "step": step})
+    """
+    global _running
+    if _running is not None:
+        _running.wait()
+        _running = None
+    ranks = Ranks(group)
+    folder = Path(path)
+
+    def describe() -> dict[str, Any]:
+        tensors: dict[str, torch.Tensor] = {}
+        structure = _state.take_apart(_with_rng(state) if rng else state, "", tensors)
+        pieces.update(_pieces(tensors, ranks))
+        folder.mkdir(parents=True, exist_ok=True)
+        return {"structure": structure, "manifest": _state.manifest(pieces)}
+
+    pieces: dict[str, _state.Piece] = {}
+    _, described = ranks.together(describe, "save_sharded")
+    manifests = [d["manifest"] for d in described]
+    sizes = {n: _format.dtype_of(e["dtype"]).itemsize for n, e in manifests[0].items()}
+    owners = _plan.assign_owners(manifests, sizes)
+    _state.check_same_values([d["structure"] for d in described])
+    token = ranks.all_gather_json(uuid.uuid4().hex[:16])[0]
+    mine = {
+        name: pieces[name].local
+        for name, parts in owners.items()
+        for owner, _ in parts
+        if owner == ranks.rank
+    }
+    job = _Save(folder, token, described[0]["structure"], manifests[0], owners, progress)
+    if not async_op:
+        job.write(mine, ranks)
+        return None
+    staged = {name: t.detach().cpu().clone() for name, t in mine.items()}
+    behind = _background_ranks(ranks)
+    _running = SaveHandle(lambda: job.write(staged, behind))
+    return _running
+
+
+def _background_ranks(ranks: Ranks) -> Ranks:
+    """The same ranks over a group of their own: the thread's messages must not meet the program's.
+    Collective over the ranks at first use.
+    """
+    if ranks.group is None:
+        return ranks
+    key = id(ranks.group)
+    if key not in _background:
+        members = dist.get_process_group_ranks(ranks.group)
+        _background[key] = dist.new_group(members, backend="gloo", use_local_synchronization=True)
+    return Ranks(_background[key])
+
+
+class _Save:
+    """One save once it is planned."""
+
+    def __init__(
+        self,
+        folder: Path,
+        token: str,
+        structure: _state.Json,
+        manifest: _plan.Manifest,
+        owners: Mapping[str, list[tuple[int, _plan.Box]]],
+        progress: Progress,
+    ) -> None:
+        self.folder, self.token, self.structure = folder, token, structure
+        self.manifest, self.owners, self.progress = manifest, owners, progress
+
+    def _file(self, rank: int) -> str:
+        return f"{self.token}-r{rank:05d}.safetensors"
+
+    def _metas(self, rank: int) -> dict[str, Meta]:
+        return {
+            name: Meta(self.manifest[name]["dtype"], box[1])
+            for name, parts in self.owners.items()
+            for owner, box in parts
+            if owner == rank
+        }
+
+    def write(self, tensors: Mapping[str, torch.Tensor], ranks: Ranks) -> None:
+        """Writes this rank's file, and on rank 0 the index. Collective over the ranks."""
+        metas = self._metas(ranks.rank)
+        total = sum(m.nbytes for m in metas.values())
+
+        def write_mine() -> dict[str, list[str]]:
+            if not metas:
+                return {}
+            return _format.write_file(
+                self.folder / self._file(ranks.rank),
+                metas,
+                ((name, tensors[name]) for name in _format.order(metas)),
+                report(self.progress, ranks.rank, total),
+            )
+
+        try:
+            _, hashes = ranks.together(write_mine, "save_sharded: cannot write")
+            ranks.together(
+                lambda: self._commit(hashes) if ranks.rank == 0 else None,
+                "save_sharded: cannot write the index",
+            )
+        except CheckpointError:
+            (self.folder / self._file(ranks.rank)).unlink(missing_ok=True)
+            raise
+
+    def _commit(self, hashes: list[dict[str, list[str]]]) -> None:
+        begins = {r: _format.layout(self._metas(r))[1] for r in range(len(hashes))}
+        tensors = {}
+        for name, parts in sorted(self.owners.items()):
+            entry = self.manifest[name]
+            tensors[name] = {
+                "shape": entry["shape"],
+                "dtype": entry["dtype"],
+                "pieces": [
+                    {
+                        "file": self._file(owner),
+                        "begin": begins[owner][name],
+                        "offset": list(box[0]),
+                        "shape": list(box[1]),
+                        "sha256": hashes[owner][name],
+                    }
+                    for owner, box in parts
+                ],
+            }
+        body = {
+            "format": "shardfield-sharded",
+            "version": VERSION,
+            "save": self.token,
+            "ranks": len(hashes),
+            "block_bytes": _format.BLOCK_BYTES,
+            "structure": self.structure,
+            "tensors": tensors,
+        }
+        replace_file(
+            self.folder / INDEX, json.dumps({"sha256": _digest(body), "index": body}).encode()
+        )
+        for old in self.folder.iterdir():
+            if _FILE.match(old.name) and not old.name.startswith(self.token):
+                old.unlink(missing_ok=True)
+
+
+def _digest(body: Any) -> str:
+    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Writes a file so that at any moment either the old or the new content is there."""
+    temporary = path.with_name(f"{path.name}.tmp-{os.getpid()}")
+    with open(temporary, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Makes a rename inside a folder last."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def read_index(folder: Path) -> dict[str, Any]:
+    """The checked index of a checkpoint folder.
+
+    Raises:
+        CheckpointError: no checkpoint, a damaged one, or one of a later version.
+    """
+    try:
+        outer = json.loads((folder / INDEX).read_bytes())
+    except FileNotFoundError:
+        raise CheckpointError(
+            f"load_sharded: {folder} holds no checkpoint ({INDEX} is missing)"
+        ) from None
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"load_sharded: {folder / INDEX} cannot be read: {error}") from None
+    body = outer.get("index") if isinstance(outer, dict) else None
+    if not isinstance(body, dict) or _digest(body) != outer.get("sha256"):
+        raise CheckpointError(f"load_sharded: {folder / INDEX} is damaged: its hash differs")
+    if body.get("format") != "shardfield-sharded" or body.get("version") != VERSION:
+        raise CheckpointError(
+            f"load_sharded: {folder / INDEX} is {body.get('format')} version {body.get('version')}, "
+            f"this library reads shardfield-sharded version {VERSION}"
+        )
+    for name, entry in body["tensors"].items():
+        boxes = [(tuple(p["offset"]), tuple(p["shape"])) for p in entry["pieces"]]
+        _plan.check_cover(name, entry["shape"], boxes)
+        for p in entry["pieces"]:
+            if not _FILE.match(p["file"]):
+                raise CheckpointError(f"load_sharded: '{name}' names the file {p['file']!r}")
+    return body
+
+
+class Reader:
+    """Reads boxes of the tensors of one checkpoint folder. Local.
+
+    Args:
+        path: the folder.
+        verify: compare the hashes of the blocks that are read.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], verify: bool = True) -> None:
+        self.folder = Path(path)
+        self.index = read_index(self.folder)
+        self.structure = self.index["structure"]
+        self._files = _format.RangeReader(verify)
+
+    @property
+    def names(self) -> list[str]:
+        """Names of all tensors."""
+        return list(self.index["tensors"])
+
+    @property
+    def bytes_read(self) -> int:
+        """Bytes of tensors handed out so far."""
+        return self._files.bytes_read
+
+    def meta(self, name: str) -> Meta:
+        """Shape and dtype of a tensor."""
+        entry = self.index["tensors"][name]
+        return Meta(entry["dtype"], tuple(entry["shape"]))
+
+    def read(self, name: str, box: _plan.Box | None = None) -> torch.Tensor:
+        """The elements of a box (offset, shape) of a tensor; the whole tensor without one.
+
+        Raises:
+            CheckpointError: files that are cut off or damaged.
+        """
+        meta = self.meta(name)
+        box = box or ((0,) * len(meta.shape), meta.shape)
+        out = torch.empty(box[1], dtype=_format.dtype_of(meta.dtype))
+        for piece in self.index["tensors"][name]["pieces"]:
+            own = (tuple(piece["offset"]), tuple(piece["shape"]))
+            part = _plan.overlap(box, own)
+            if part is None:
+                continue
+            out[_plan.slices(part, box)] = self._files.read(
+                self.folder / piece["file"],
+                piece["begin"],
+                Meta(meta.dtype, own[1]),
+                _plan.slices(part, own),
+                piece["sha256"],
+            )
+        return out
+
+
+def load_sharded(
+    path: str | os.PathLike[str],
+    state: Mapping[str, Any] | None = None,
+    *,
+    rng: bool = True,
+    strict: bool = True,
+    verify: bool = True,
+    group: Group = None,
+) -> Any:
+    """Loads what save_sharded wrote, on any number of ranks, mesh, placement and piece sizes.
+
+    Every rank reads only the ranges of its own pieces. Collective over the ranks (they agree on the
+    checkpoint and on success; no data is exchanged).
+
+    Args:
+        path: the folder.
+        state: as in save_sharded. Tensors are filled in place, modules too; optimizers, schedulers
+            and other objects get their state by `load_state_dict`. None loads everything plain.
+        rng: set this rank's random generators. With as many ranks as saved each gets its own, else
+            all get rank 0's.
+        strict: raise on names that only the checkpoint or only `state` has. Entries may be left
+            out of `state` as a whole.
+        verify: compare the hashes of the blocks that are read.
+        group: the ranks that load together; None for all.
+
+    Returns:
+        The state with the loaded values: `load_sharded(path, state)["step"]`.
+
+    Raises:
+        CheckpointError: on all ranks: no checkpoint, a damaged one, names, shapes or dtypes that do
+            not fit.
+    """
+    ranks = Ranks(group)
+    loaded: list[Any] = []
+
+    def work() -> str:
+        reader = Reader(path, verify)
+        loaded.append(fill(reader, state, strict, rng, ranks))
+        return reader.index["save"]
+
+    _, saves = ranks.together(work, "load_sharded")
+    if len(set(saves)) > 1:
+        raise CheckpointError(
+            f"load_sharded: the ranks see different checkpoints in {path} ({saves}); is it one "
+            "file system, and is nobody saving?"
+        )
+    return loaded[0] if state is None else _state.restore(state, loaded[0])
+
+
+def fill(
+    reader: Any, state: Mapping[str, Any] | None, strict: bool, rng: bool, ranks: Ranks
+) -> Any:
+    found: dict[str, torch.Tensor] = {}
+    _state.templates({} if state is None else state, "", found)
+    names = [n for n in reader.names if not n.startswith(f"{_RNG}/")]
+    if state is not None and strict:
+        _check_names(names, found, not isinstance(state, Mapping))
+    tensors: dict[str, torch.Tensor] = {}
+    for name in reader.names:
+        if name not in names:
+            tensors[name] = _rng_row(reader, name, ranks)
+            continue
+        meta = reader.meta(name)
+        target = _state.template_for(name, meta.shape, _format.dtype_of(meta.dtype), found)
+        tensors[name] = reader.read(name) if target is None else _read_into(reader, name, target)
+    value = _state.put_together(reader.structure, tensors)
+    if rng and _RNG in value and f"{_RNG}/cpu" in tensors:
+        torch.set_rng_state(tensors[f"{_RNG}/cpu"])
+        if f"{_RNG}/cuda" in tensors and torch.cuda.is_available():
+            torch.cuda.set_rng_state(tensors[f"{_RNG}/cuda"])
+    return value
+
+
+def _check_names(saved: list[str], found: Mapping[str, torch.Tensor], whole: bool) -> None:
+    """Raises on names that one side lacks. Entries of a mapping may be left out as a whole (the
+    optimizer, say), unless `whole`.
+    """
+    of_parameters = tuple(name[:-1] for name in found if name.endswith("/*"))
+    exact = {name for name in found if not name.endswith("/*")}
+    entries = {name.partition("/")[0] for name in found}
+    only_state = sorted(exact - set(saved))
+    only_file = [
+        name
+        for name in saved
+        if name not in exact
+        and not name.startswith(of_parameters)
+        and "/param_groups/" not in name
+        and (whole or name.partition("/")[0] in entries)
+    ]
+    if only_state or only_file:
+        raise CheckpointError(
+            f"names differ: only in the state {only_state}, only in the checkpoint {only_file}; "
+            "pass strict=False to load what both have"
+        )
+
+
+def _read_into(reader: Any, name: str, target: torch.Tensor) -> torch.Tensor:
+    meta = reader.meta(name)
+    if tuple(target.shape) != meta.shape or _format.dtype_name(target.dtype) != meta.dtype:
+        raise CheckpointError(
+            f"'{name}' is {meta.dtype} {list(meta.shape)} in the checkpoint, the state expects "
+            f"{_format.dtype_name(target.dtype)} {list(target.shape)}"
+        )
+    piece = _state.piece_of(name, target)
+    if prod(piece.local.shape):
+        with torch.no_grad():
+            piece.local.copy_(reader.read(name, piece.box))
+    return target
+
+
+def _rng_row(reader: Any, name: str, ranks: Ranks) -> torch.Tensor:
+    rows, length = reader.meta(name).shape
+    row = ranks.rank if rows == ranks.size else 0
+    return reader.read(name, ((row, 0), (1, length))).reshape(-1)
+
+
+__all__ = ["Reader", "SaveHandle", "load_sharded", "save_sharded"]
