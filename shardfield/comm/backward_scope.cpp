@@ -1,6 +1,41 @@
 #include "shardfield/comm/backward_scope.h"
 
+#include <map>
+#include <mutex>
+
+#include <torch/csrc/autograd/function.h>
+
 namespace shardfield::comm {
+
+namespace {
+
+struct Origin {
+  const char* op;
+  int layer;
+};
+
+/// Nodes by address, with the number that tells a later node at the same address.
+using Node = std::pair<const torch::autograd::Node*, uint64_t>;
+
+std::mutex& mutex() {
+  static auto* m = new std::mutex();
+  return *m;
+}
+std::map<Node, Origin>& origins() {
+  static auto* table = new std::map<Node, Origin>();
+  return *table;
+}
+
+std::optional<Origin> origin_of_current_node() {
+  const auto node = torch::autograd::get_current_node();
+  if (!node) return std::nullopt;
+  const std::lock_guard<std::mutex> lock(mutex());
+  const auto found = origins().find({node.get(), node->sequence_nr()});
+  if (found == origins().end()) return std::nullopt;
+  return found->second;
+}
+
+}  // namespace
 
 bool records_grad(const at::Tensor& t) {
   return t.defined() && t.requires_grad() && at::GradMode::is_enabled() &&
@@ -11,6 +46,28 @@ void remember_scope(torch::autograd::AutogradContext* ctx) {
   if (!is_recording() || !current_op()) return;
   ctx->saved_data["op"] = reinterpret_cast<int64_t>(current_op());
   ctx->saved_data["layer"] = current_layer();
+}
+
+void remember_formula(const at::Tensor& result) {
+  if (!is_recording() || !current_op() || !result.defined() || !result.grad_fn()) return;
+  constexpr size_t kMostNodes = 100000;  // of one recording; older ones have run by then
+  const std::lock_guard<std::mutex> lock(mutex());
+  if (origins().size() >= kMostNodes) origins().clear();
+  const auto& node = result.grad_fn();
+  origins()[{node.get(), node->sequence_nr()}] = {current_op(), current_layer()};
+}
+
+CallScope::CallScope(const char* op) {
+  if (!is_recording() || current_op()) {
+    scope_.emplace(op);
+    return;
+  }
+  if (const auto origin = origin_of_current_node()) {
+    scope_.emplace(origin->op, origin->layer);
+  } else {
+    scope_.emplace(op);
+    count_call(current_context());
+  }
 }
 
 BackwardScope::BackwardScope(torch::autograd::AutogradContext* ctx) {

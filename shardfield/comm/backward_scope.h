@@ -24,4 +24,18 @@ class BackwardScope {
   std::optional<OpScope> scope_;
 };
 
+/// Does the same for the node of PyTorch's own formula that made `result`, while a recorder is
+/// active.
+void remember_formula(const at::Tensor& result);
+
+/// The scope of one kernel: names the op, counts a call when no other op is being run, and inside
+/// the backward of a remembered formula charges that op and layer.
+class CallScope {
+ public:
+  explicit CallScope(const char* op);
+
+ private:
+  std::optional<OpScope> scope_;
+};
+
 }  // namespace shardfield::comm

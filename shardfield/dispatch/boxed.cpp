@@ -6,10 +6,12 @@
 #include <ATen/ExpandUtils.h>
 
 #include "shardfield/base/error.h"
+#include "shardfield/comm/backward_scope.h"
 #include "shardfield/comm/traffic.h"
 #include "shardfield/dispatch/formula.h"
 #include "shardfield/dispatch/leaf_gradient.h"
 #include "shardfield/tensor/autograd.h"
+#include "shardfield/tensor/whole_gradient.h"
 
 namespace shardfield::dispatch {
 
@@ -111,8 +113,12 @@ bool any_grad(const std::vector<Tensor>& operands) {
 void formula(const c10::OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
   const Arguments args(op, stack);
   if (args.writes_plain()) return gather_and_call(op, stack);
+  const comm::CallScope scope(op.schema().name().c_str());
   const Nodes keep = prepare_leaves(args);
   run_formula(op, keys, stack);
+  if (!comm::is_recording()) return;
+  for (size_t i = stack->size() - op.schema().returns().size(); i < stack->size(); ++i)
+    if ((*stack)[i].isTensor()) comm::remember_formula((*stack)[i].toTensor());
 }
 
 void formula_of_elementwise(const c10::OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
@@ -129,7 +135,8 @@ void formula_of_elementwise(const c10::OperatorHandle& op, DispatchKeySet keys, 
       if (args.is_written(i) || !v.isTensor() || !v.toTensor().defined()) continue;
       const Tensor& t = v.toTensor();
       if (!is_sharded(t) && !t.requires_grad()) continue;
-      v = tensor::redistribute(t, tensor::layout_for_operand(*ref.layout, sizes, t.sizes()));
+      const Layout* own = tensor::layout_for_operand(*ref.layout, sizes, t.sizes());
+      v = own || is_sharded(t) ? tensor::redistribute(t, own) : tensor::with_whole_gradient(t);
     }
   }
   run_formula(op, keys, stack);
@@ -194,7 +201,7 @@ Reference localize(const c10::OperatorHandle& op, const Arguments& args,
 }  // namespace
 
 void elementwise_kernel(const c10::OperatorHandle& op, Stack* stack) {
-  const comm::OpScope scope(op.schema().name().c_str());
+  const comm::CallScope scope(op.schema().name().c_str());
   const Arguments args(op, stack);
   if (args.writes_plain()) return gather_and_call(op, stack);
   const auto operands = shaping_operands(op, args);
@@ -202,9 +209,9 @@ void elementwise_kernel(const c10::OperatorHandle& op, Stack* stack) {
   std::vector<Tensor> written;
   for (size_t i = 0; i < args.size(); ++i)
     if (args[i].isTensor() && args.is_written(i)) written.push_back(args[i].toTensor());
+  for (const Tensor& t : written) tensor::check_writable(t, op.schema().name().c_str());
   const Reference ref = localize(op, args, sizes, operands);
   if (!ref.layout) return gather_and_call(op, stack);
-  if (comm::is_recording()) comm::count_call(ref.layout->mesh().context);
   {
     const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
     op.callBoxed(stack);
@@ -308,7 +315,7 @@ void refuse_views(const c10::OperatorHandle& op) {
 
 void gather_and_call(const c10::OperatorHandle& op, Stack* stack) {
   const std::string& name = op.schema().name();
-  const comm::OpScope scope(name.c_str());
+  const comm::CallScope scope(name.c_str());
   refuse_views(op);
   const Arguments args(op, stack);
   Tensor example;
@@ -319,6 +326,9 @@ void gather_and_call(const c10::OperatorHandle& op, Stack* stack) {
                      "tensors of two meshes in one call: ", tensor::describe(example), " and ",
                      tensor::describe(t), " on rank ", tensor::layout_of(t).mesh().rank,
                      "; bring them to one mesh with full_tensor() and shard_tensor()");
+  });
+  args.for_each_tensor([&](size_t i, const Tensor& t) {
+    if (args.is_written(i)) tensor::check_writable(t, name.c_str());
   });
   if (example.defined()) report_fallback(name, example);
   std::vector<Written> written = gather_arguments(op, args, example);

@@ -108,6 +108,8 @@ struct Backend<R(A...)> final : c10::OperatorKernel {
     const DispatchKeySet keys = common.piece_keys & c10::after_ADInplaceOrView_keyset;
     if constexpr (std::is_reference_v<R>) {
       if (!is_sharded(first_of(a...))) return call_boxed<R>(&elementwise_kernel, op, a...);
+      if (C10_UNLIKELY(impl_of(first_of(a...))->is_moved_view()))
+        tensor::check_writable(first_of(a...), op.schema().name().c_str());
       op.redispatch(keys, as_piece<std::remove_reference_t<A>>(a)...);
       return first_of(a...);
     } else {

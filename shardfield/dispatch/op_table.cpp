@@ -59,11 +59,6 @@ bool decomposes_well(const std::string& name) {
   return names.contains(name);
 }
 
-bool returns_view(const c10::FunctionSchema& schema) {
-  return !schema.returns().empty() && schema.returns()[0].alias_info() &&
-         !schema.returns()[0].alias_info()->isWrite();
-}
-
 bool is_elementwise(const c10::OperatorHandle& op) {
   static const std::set<std::string> not_really = {"aten::equal", "aten::native_dropout",
                                                    "aten::native_dropout_backward"};

@@ -7,7 +7,7 @@
 
 #include <torch/library.h>
 
-#include "shardfield/comm/traffic.h"
+#include "shardfield/comm/backward_scope.h"
 #include "shardfield/dispatch/formula.h"
 
 namespace shardfield::dispatch {
@@ -77,7 +77,7 @@ class OpTable {
   template <class F, class R, class... A>
   static torch::CppFunction scoped_impl(const char* name, R (*)(A...)) {
     return torch::CppFunction([name](A... args) -> R {
-      const comm::OpScope scope(name);
+      const comm::CallScope scope(name);
       return (*F::func_ptr())(std::forward<A>(args)...);
     });
   }

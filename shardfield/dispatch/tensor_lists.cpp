@@ -3,7 +3,7 @@
 #include <ATen/ATen.h>
 
 #include "shardfield/base/error.h"
-#include "shardfield/comm/traffic.h"
+#include "shardfield/comm/backward_scope.h"
 #include "shardfield/dispatch/formula.h"
 #include "shardfield/tensor/autograd.h"
 
@@ -69,7 +69,7 @@ bool is_list_op(const std::string& name) {
 
 void list_kernel(const c10::OperatorHandle& op, Stack* stack) {
   const char* name = op.schema().name().c_str();
-  const comm::OpScope scope(name);
+  const comm::CallScope scope(name);
   std::vector<ListArgument> lists = list_arguments(op, *stack);
   const size_t count = lists.empty() ? 0 : lists[0].tensors.size();
   std::vector<Tensor> leaders(count);
@@ -84,6 +84,7 @@ void list_kernel(const c10::OperatorHandle& op, Stack* stack) {
       SHARDFIELD_CHECK(!plain || !list.written || !is_sharded(t), name, "entry ", k,
                        " is written both as a plain and as a sharded tensor; make both ",
                        tensor::describe(lead));
+      if (list.written) tensor::check_writable(t, name);
       // Written tensors give their own memory; the others are read in the leader's layout.
       const Tensor before = t;
       if (plain) {

@@ -10,6 +10,7 @@
 #include "shardfield/comm/collectives.h"
 #include "shardfield/dispatch/op_table.h"
 #include "shardfield/ops/cut_rows.h"
+#include "shardfield/ops/whole_dims.h"
 #include "shardfield/spec/adaptive.h"
 #include "shardfield/tensor/autograd.h"
 
@@ -161,8 +162,13 @@ struct Averaging {
     if (!any) return;
     auto sizes = piece.sizes().vec();
     std::copy(local_out.begin(), local_out.end(), sizes.begin() + first);
-    const bool empty = piece.numel() == 0 || c10::multiply_integers(sizes) == 0;
-    piece = empty ? empty_result(piece, sizes) : stock_adaptive_avg(piece, local_out);
+    if (piece.numel() == 0 || c10::multiply_integers(sizes) == 0) {
+      const std::vector<int64_t> one(out.size(), 1);
+      const Tensor block = grown_to(piece, std::vector<int64_t>(piece.dim(), 1));
+      piece = empty_result_like(stock_adaptive_avg(block, one), sizes);
+    } else {
+      piece = stock_adaptive_avg(piece, local_out);
+    }
   }
 
   void average_cut_dims() {
@@ -191,7 +197,7 @@ struct Averaging {
 
 Tensor adaptive_avg(const char* op, const Tensor& input, IntArrayRef out) {
   check_adaptive(op, input, out, out.size());
-  const Tensor x = with_whole_dim_cuts(input);
+  const Tensor x = with_simple_cuts(input);
   if (!is_sharded(x)) return stock_adaptive_avg(x, out);
   const int64_t first = x.dim() - static_cast<int64_t>(out.size());
   auto sizes = x.sizes().vec();
@@ -362,7 +368,7 @@ struct Maximum {
 
 ValueAndIndex adaptive_max(const char* op, const Tensor& input, IntArrayRef out) {
   check_adaptive(op, input, out, out.size());
-  const Tensor x = with_whole_dim_cuts(input);
+  const Tensor x = with_simple_cuts(input);
   if (!is_sharded(x)) return stock_adaptive_max(x, out);
   const int64_t first = x.dim() - static_cast<int64_t>(out.size());
   auto sizes = x.sizes().vec();

@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 
 #include "shardfield/exchange/rows.h"
+#include "shardfield/ops/cut_rows.h"
 #include "shardfield/tensor/autograd.h"
 
 namespace shardfield::ops {
@@ -31,14 +32,24 @@ Tensor pad_unevenly(const Tensor& x, std::vector<int64_t>& lo, const std::vector
   return any ? at::constant_pad_nd(x, extra, 0) : x;
 }
 
-/// A result that no element decides, yet whose derivatives of every order lead to the same inputs
-/// as a convolution's: the exchanges behind them must run on every rank.
+/// A result that no element decides. A convolution of dummy rows stands behind it, so that its
+/// derivatives of every order lead to the same inputs as elsewhere and the exchanges run there.
 Tensor unreached(const ConvPlan& plan, const Tensor& rows, const Tensor& weight,
                  const OptTensor& bias) {
-  auto sizes = plan.output_piece;
-  Tensor link = rows.flatten().narrow(0, 0, 0).sum() * weight.flatten().narrow(0, 0, 0).sum();
-  if (has(bias)) link = link + bias->narrow(0, 0, 0).sum();
-  return at::zeros(sizes, rows.options()) + link.to(rows.scalar_type());
+  const ConvSettings& s = plan.settings;
+  const std::vector<int64_t> one(weight.dim(), 1);
+  const Tensor w = grown_to(weight, one);
+  std::vector<int64_t> least = one;
+  least[1] = w.size(s.transposed ? 0 : 1);
+  for (int64_t d = 2; d < w.dim() && !s.transposed; ++d)
+    least[d] = s.dilation[d - 2] * (w.size(d) - 1) + 1;
+  const Tensor x = grown_to(rows, least).narrow(1, 0, least[1]);
+  const std::vector<int64_t> none(s.num_spatial(), 0);
+  const int64_t channels = w.size(s.transposed ? 1 : 0);
+  const OptTensor b =
+      has(bias) ? OptTensor(grown_to(*bias, {channels}).narrow(0, 0, channels)) : bias;
+  const Tensor y = at::convolution(x, w, b, s.stride, none, s.dilation, s.transposed, none, 1);
+  return empty_result_like(y, plan.output_piece);
 }
 
 Tensor with_bias(const Tensor& y, const OptTensor& bias) {

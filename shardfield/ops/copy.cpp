@@ -82,21 +82,25 @@ Tensor new_empty_strided(const Tensor& x, c10::SymIntArrayRef size, c10::SymIntA
 
 Tensor& copy_(Tensor& self, const Tensor& source, bool non_blocking) {
   if (!is_sharded(self)) return self.copy_(tensor::gather(source), non_blocking);
+  tensor::check_writable(self, "copy_");
   Tensor piece = piece_of(self);
   piece.copy_(tensor::piece_for(source, layout_of(self), self.sizes()), non_blocking);
   return self;
 }
 
 Tensor& fill_scalar(Tensor& self, const at::Scalar& value) {
+  tensor::check_writable(self, "fill_");
   Tensor(piece_of(self)).fill_(value);
   return self;
 }
 Tensor& fill_tensor(Tensor& self, const Tensor& value) {
   if (!is_sharded(self)) return self.fill_(tensor::gather(value));
+  tensor::check_writable(self, "fill_");
   Tensor(piece_of(self)).fill_(tensor::gather(value));
   return self;
 }
 Tensor& zero_(Tensor& self) {
+  tensor::check_writable(self, "zero_");
   Tensor(piece_of(self)).zero_();
   return self;
 }

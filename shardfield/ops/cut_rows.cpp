@@ -11,19 +11,6 @@ using at::Tensor;
 using spec::Cut;
 using spec::Layout;
 
-Tensor with_whole_dim_cuts(const Tensor& x) {
-  const Layout& layout = tensor::layout_of(x);
-  if (layout.is_simple(x.sizes().data())) return x;
-  std::vector<Cut> cuts;
-  for (const Cut& cut : layout.cuts()) {
-    if (layout.cut_on(cut.dim) >= 0 && cut.total() == x.size(cut.dim)) cuts.push_back(cut);
-  }
-  // Of several cuts on one dim none divides the whole dim, unless the others are of size one.
-  for (size_t i = cuts.size(); i-- > 1;)
-    if (cuts[i].dim == cuts[i - 1].dim) cuts.erase(cuts.begin() + static_cast<int64_t>(i));
-  return tensor::redistribute(x, spec::intern_layout(layout.mesh(), cuts));
-}
-
 const Layout* with_piece_sizes(const Layout& layout,
                                const std::map<int, std::vector<int64_t>>& sizes_of_dim) {
   std::vector<Cut> cuts = layout.cuts();
@@ -46,6 +33,18 @@ Tensor fetch_rows(const Tensor& piece, const Layout& layout, size_t c,
 Tensor empty_result(const Tensor& rows, at::IntArrayRef sizes) {
   const Tensor out = rows.new_zeros(sizes);
   return comm::records_grad(rows) ? out + rows.sum() * 0 : out;
+}
+
+Tensor grown_to(const Tensor& x, at::IntArrayRef least_sizes) {
+  std::vector<int64_t> pad(2 * x.dim(), 0);
+  for (int64_t d = 0; d < x.dim(); ++d)
+    pad[2 * (x.dim() - 1 - d) + 1] = std::max<int64_t>(least_sizes[d] - x.size(d), 0);
+  return at::constant_pad_nd(x, pad, 0);
+}
+
+Tensor empty_result_like(const Tensor& dummy, at::IntArrayRef sizes) {
+  const Tensor out = dummy.new_zeros(sizes);
+  return comm::records_grad(dummy) ? out + dummy.flatten().narrow(0, 0, 0).sum() : out;
 }
 
 Tensor wrap_in_format_of(const Tensor& x, const Tensor& piece, const Layout* layout,

@@ -12,10 +12,6 @@
 /// Pieces of ops that work on windows of a cut dim: padding, pooling, interpolation, shuffles.
 namespace shardfield::ops {
 
-/// x with whole-dim cuts only: cuts of merged dims are gathered away (collective then), plain when
-/// none is left. Differentiable.
-at::Tensor with_whole_dim_cuts(const at::Tensor& x);
-
 /// `layout` with other piece sizes on some dims.
 const spec::Layout* with_piece_sizes(const spec::Layout& layout,
                                      const std::map<int, std::vector<int64_t>>& sizes_of_dim);
@@ -30,6 +26,14 @@ at::Tensor fetch_rows(const at::Tensor& piece, const spec::Layout& layout, size_
 /// An empty result that hangs on `rows` in the graph, so that the exchanges behind it run their
 /// backward on this rank too.
 at::Tensor empty_result(const at::Tensor& rows, at::IntArrayRef sizes);
+
+/// x with zeros behind it up to at least these sizes. Differentiable.
+at::Tensor grown_to(const at::Tensor& x, at::IntArrayRef least_sizes);
+
+/// Zeros of `sizes` that hang on `dummy`: the result of the stock op on a block grown_to a size it
+/// takes. For ops whose backward refers to their input (a product, or PyTorch's zeros_like(self)):
+/// the graph then leads to the same inputs as on the other ranks, for derivatives of every order.
+at::Tensor empty_result_like(const at::Tensor& dummy, at::IntArrayRef sizes);
 
 /// wrap() in the memory format of `x`, as stock ops keep it; the piece is brought to it too.
 at::Tensor wrap_in_format_of(const at::Tensor& x, const at::Tensor& piece,

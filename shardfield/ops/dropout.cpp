@@ -146,6 +146,7 @@ Tensor& rrelu_(Tensor& x, const at::Scalar& lower, const at::Scalar& upper, bool
 
 /// Writes a piece of random values; below autograd.
 Tensor& fill(Tensor& x, const Tensor& values) {
+  tensor::check_writable(x, "a random fill");
   piece_of(x).copy_(values.view_as(piece_of(x)));
   return x;
 }

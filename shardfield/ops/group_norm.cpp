@@ -9,9 +9,9 @@
 #include "shardfield/comm/collectives.h"
 #include "shardfield/dispatch/op_table.h"
 #include "shardfield/ops/moments.h"
-#include "shardfield/ops/whole_gradient.h"
 #include "shardfield/tensor/autograd.h"
 #include "shardfield/tensor/redistribute.h"
+#include "shardfield/tensor/whole_gradient.h"
 
 namespace shardfield::ops {
 
@@ -214,8 +214,8 @@ Tensor group_norm(const Tensor& x, int64_t groups, const MaybeTensor& weight,
                      "expected weight and bias of ", x.size(1), " channels, got ", v.sizes());
   }
   // Any cut: a second gradient may come back with the batch or channels still in pieces.
-  const Tensor w = with_whole_gradient(tensor::gather(value_of(weight)));
-  const Tensor b = with_whole_gradient(tensor::gather(value_of(bias)));
+  const Tensor w = tensor::with_whole_gradient(tensor::gather(value_of(weight)));
+  const Tensor b = tensor::with_whole_gradient(tensor::gather(value_of(bias)));
   const int64_t rest = c10::multiply_integers(x.sizes().slice(2));
   return std::get<0>(at::native_group_norm(x.contiguous(x.suggest_memory_format()), w, b, x.size(0),
                                            x.size(1), rest, groups, eps));

@@ -156,6 +156,7 @@ Tensor& index_put_kernel(Tensor& self, const OptionalList& list, const Tensor& v
     for (const Tensor& t : indices) plain.push_back(t.defined() ? tensor::gather(t) : t);
     return at::index_put_(self, as_list(plain), tensor::gather(values), accumulate);
   }
+  tensor::check_writable(self, "index_put_");
   if (put_by_mask(self, indices, values, accumulate)) return self;
   if (!layout_of(self).is_simple(self.sizes().data())) {
     put_through_gather(self, list, values, accumulate);
@@ -198,12 +199,14 @@ Tensor index_put_copy(const Tensor& self, const OptionalList& list, const Tensor
 
 Tensor& masked_fill_scalar_kernel(Tensor& self, const Tensor& mask, const at::Scalar& value) {
   if (!is_sharded(self)) return self.masked_fill_(tensor::gather(mask), value);
+  tensor::check_writable(self, "masked_fill_");
   Tensor piece = tensor::piece_of(self);
   piece.masked_fill_(tensor::piece_for(mask, layout_of(self), self.sizes()), value);
   return self;
 }
 Tensor& masked_fill_tensor_kernel(Tensor& self, const Tensor& mask, const Tensor& value) {
   if (!is_sharded(self)) return self.masked_fill_(tensor::gather(mask), tensor::gather(value));
+  tensor::check_writable(self, "masked_fill_");
   Tensor piece = tensor::piece_of(self);
   piece.masked_fill_(tensor::piece_for(mask, layout_of(self), self.sizes()), tensor::gather(value));
   return self;

@@ -9,6 +9,7 @@
 #include "shardfield/comm/backward_scope.h"
 #include "shardfield/dispatch/op_table.h"
 #include "shardfield/ops/cut_rows.h"
+#include "shardfield/ops/whole_dims.h"
 #include "shardfield/spec/resample.h"
 #include "shardfield/tensor/autograd.h"
 
@@ -252,7 +253,7 @@ Tensor resample_last_dims(const Tensor& x, const Resampling& r, size_t whole) {
 template <class Stock>
 Tensor resample(const Tensor& input, const Resampling& r, Stock stock) {
   check_resampling(r, input);
-  const Tensor x = with_whole_dim_cuts(input);
+  const Tensor x = with_simple_cuts(input);
   if (!is_sharded(x)) return stock(x);
   const Layout& layout = tensor::layout_of(x);
   // Stock rounds 8-bit images by rules of its own.

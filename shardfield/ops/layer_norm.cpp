@@ -9,9 +9,9 @@
 #include "shardfield/dispatch/leaf_gradient.h"
 #include "shardfield/dispatch/op_table.h"
 #include "shardfield/ops/moments.h"
-#include "shardfield/ops/whole_gradient.h"
 #include "shardfield/tensor/autograd.h"
 #include "shardfield/tensor/redistribute.h"
+#include "shardfield/tensor/whole_gradient.h"
 
 namespace shardfield::ops {
 
@@ -229,8 +229,8 @@ Tensor layer_norm(const Tensor& x, c10::SymIntArrayRef shape, const MaybeTensor&
     constexpr c10::DispatchKeySet kFormula =
         c10::DispatchKeySet(c10::DispatchKey::PrivateUse3).add(c10::DispatchKey::AutogradOther);
     const auto keep = dispatch::prepare_leaf(x);
-    const MaybeTensor w = is_local ? weight : with_whole_gradient(weight);
-    const MaybeTensor b = is_local ? bias : with_whole_gradient(bias);
+    const MaybeTensor w = is_local ? weight : tensor::with_whole_gradient(weight);
+    const MaybeTensor b = is_local ? bias : tensor::with_whole_gradient(bias);
     return std::get<0>(at::_ops::native_layer_norm::redispatch(kFormula, x, shape, w, b, eps));
   }
   if (is_local) {

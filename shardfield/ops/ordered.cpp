@@ -1,4 +1,4 @@
-// Ops that run along one dim in order: sort, topk, cumulative sums, medians. Along a whole dim
+// Ops that order one dim: sort, topk, medians. Along a whole dim
 // every rank works on its own piece. A cut dim is made whole by moving the cut to another dim, and
 // the result is cut as the input was.
 
@@ -59,28 +59,6 @@ struct Along {
   }
 };
 
-using Dtype = std::optional<at::ScalarType>;
-
-Tensor cumsum_along(const Tensor& x, int64_t dim, Dtype dtype) {
-  const Along a("cumsum", x, dim);
-  return a.finish(at::cumsum(a.piece, a.dim, dtype));
-}
-Tensor cumprod_along(const Tensor& x, int64_t dim, Dtype dtype) {
-  const Along a("cumprod", x, dim);
-  return a.finish(at::cumprod(a.piece, a.dim, dtype));
-}
-Tensor logcumsumexp_along(const Tensor& x, int64_t dim) {
-  const Along a("logcumsumexp", x, dim);
-  return a.finish(at::logcumsumexp(a.piece, a.dim));
-}
-Pair cummax_along(const Tensor& x, int64_t dim) {
-  const Along a("cummax", x, dim);
-  return a.finish(at::cummax(a.piece, a.dim));
-}
-Pair cummin_along(const Tensor& x, int64_t dim) {
-  const Along a("cummin", x, dim);
-  return a.finish(at::cummin(a.piece, a.dim));
-}
 Pair sort_along(const Tensor& x, int64_t dim, bool descending) {
   const Along a("sort", x, dim);
   return a.finish(at::sort(a.piece, a.dim, descending));
@@ -117,11 +95,6 @@ Pair mode_along(const Tensor& x, int64_t dim, bool keepdim) {
 }  // namespace
 
 SHARDFIELD_OPS(ordered) {
-  table.composed("aten::cumsum", TORCH_FN(cumsum_along));
-  table.composed("aten::cumprod", TORCH_FN(cumprod_along));
-  table.composed("aten::logcumsumexp", TORCH_FN(logcumsumexp_along));
-  table.composed("aten::cummax", TORCH_FN(cummax_along));
-  table.composed("aten::cummin", TORCH_FN(cummin_along));
   table.composed("aten::sort", TORCH_FN(sort_along));
   table.composed("aten::sort.stable", TORCH_FN(sort_stable_along));
   table.composed("aten::argsort.stable", TORCH_FN(argsort_stable_along));

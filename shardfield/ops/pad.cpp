@@ -8,6 +8,7 @@
 #include "shardfield/base/error.h"
 #include "shardfield/dispatch/op_table.h"
 #include "shardfield/ops/cut_rows.h"
+#include "shardfield/ops/whole_dims.h"
 #include "shardfield/tensor/autograd.h"
 
 namespace shardfield::ops {
@@ -85,7 +86,7 @@ Tensor pad_sharded(const char* op, const Tensor& x, IntArrayRef pad, PadMode mod
 
 Tensor constant_pad(const Tensor& input, SymIntArrayRef sym_pad, const at::Scalar& value) {
   const auto pad = C10_AS_INTARRAYREF_SLOW(sym_pad);
-  const Tensor x = with_whole_dim_cuts(input);
+  const Tensor x = with_simple_cuts(input);
   if (!is_sharded(x)) return at::constant_pad_nd(x, pad, value);
   return pad_sharded("constant_pad_nd", x, pad, PadMode::kConstant,
                      [&](const Tensor& piece, IntArrayRef rest, IntArrayRef) {
@@ -97,11 +98,15 @@ template <PadMode mode>
 Tensor pad_by_rows(const char* op, const Tensor& input, SymIntArrayRef sym_pad,
                    Tensor (*stock)(const Tensor&, IntArrayRef)) {
   const auto pad = C10_AS_INTARRAYREF_SLOW(sym_pad);
-  const Tensor x = with_whole_dim_cuts(input);
+  const Tensor x = with_simple_cuts(input);
   if (!is_sharded(x)) return stock(x, pad);
   return pad_sharded(op, x, pad, mode, [&](const Tensor& piece, IntArrayRef rest, IntArrayRef out) {
-    if (piece.numel() == 0) return empty_result(piece, out);
     const bool more = std::any_of(rest.begin(), rest.end(), [](int64_t p) { return p != 0; });
+    if (piece.numel() == 0) {
+      if (!more) return empty_result(piece, out);
+      const Tensor block = grown_to(piece, std::vector<int64_t>(piece.dim(), 1));
+      return empty_result_like(stock(block, std::vector<int64_t>(rest.size(), 0)), out);
+    }
     if (more) return stock(piece, rest);
     return piece.is_alias_of(tensor::piece_of(x)) ? piece.clone() : piece;
   });

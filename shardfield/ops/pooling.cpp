@@ -9,6 +9,7 @@
 #include "shardfield/comm/backward_scope.h"
 #include "shardfield/dispatch/op_table.h"
 #include "shardfield/ops/cut_rows.h"
+#include "shardfield/ops/whole_dims.h"
 #include "shardfield/spec/window.h"
 #include "shardfield/tensor/autograd.h"
 
@@ -233,7 +234,7 @@ std::tuple<Tensor, Tensor> max_pool_sharded(const Tensor& input, IntArrayRef ker
                                             IntArrayRef dilation, bool ceil_mode, bool want_index) {
   const char* op = n == 3 ? "max_pool3d" : "max_pool2d";
   const PoolParams params = pool_params(op, input, n, kernel, stride, padding, dilation, ceil_mode);
-  const Tensor x = with_whole_dim_cuts(input);
+  const Tensor x = with_simple_cuts(input);
   if (!is_sharded(x)) return stock_max_pool(x, params);
   const PoolPiece p = pool_piece(op, x, params, lowest(x.scalar_type()));
   auto [out, index] = pooled_piece(p);
@@ -358,7 +359,7 @@ Tensor avg_pool(const Tensor& input, IntArrayRef kernel, IntArrayRef stride, Int
   const char* op = n == 3 ? "avg_pool3d" : "avg_pool2d";
   SHARDFIELD_CHECK(divisor_override.value_or(1) != 0, op, "divisor must be not zero");
   const PoolParams params = pool_params(op, input, n, kernel, stride, padding, {1}, ceil_mode);
-  const Tensor x = with_whole_dim_cuts(input);
+  const Tensor x = with_simple_cuts(input);
   if (!is_sharded(x)) return stock_avg_pool(x, params, divisor_override, count_include_pad);
   const PoolPiece p = pool_piece(op, x, params, 0);
   const Tensor out = averaged_piece(p, params, x.sizes(), count_include_pad, divisor_override);

@@ -7,6 +7,7 @@
 #include "shardfield/dispatch/op_table.h"
 #include "shardfield/exchange/rows.h"
 #include "shardfield/ops/cut_rows.h"
+#include "shardfield/ops/whole_dims.h"
 #include "shardfield/tensor/autograd.h"
 
 namespace shardfield::ops {
@@ -63,7 +64,7 @@ Tensor pixel_shuffle_sharded(const Tensor& input, int64_t r) {
                    "expects its input's 'channel' dimension to be "
                    "divisible by the square of upscale_factor, but input.size(-3)=",
                    input.size(c), " is not divisible by ", r * r);
-  const Tensor x = with_multiples(with_whole_dim_cuts(input), c, r * r);
+  const Tensor x = with_multiples(with_simple_cuts(input), c, r * r);
   if (!is_sharded(x)) return at::pixel_shuffle(x, r);
   const Layout& layout = tensor::layout_of(x);
   const Tensor piece = tensor::local(x);
@@ -81,7 +82,7 @@ Tensor pixel_shuffle_sharded(const Tensor& input, int64_t r) {
   const Layout* out = with_piece_sizes(layout, {{c, scaled(layout, c, 1, r * r)},
                                                 {c + 1, scaled(layout, c + 1, r, 1)},
                                                 {c + 2, scaled(layout, c + 2, r, 1)}});
-  return wrap_in_format_of(x, piece.reshape(parts).permute(order).reshape(own), out, sizes);
+  return wrap_in_format_of(input, piece.reshape(parts).permute(order).reshape(own), out, sizes);
 }
 
 Tensor pixel_unshuffle_sharded(const Tensor& input, int64_t r) {
@@ -92,7 +93,7 @@ Tensor pixel_unshuffle_sharded(const Tensor& input, int64_t r) {
     SHARDFIELD_CHECK(
         input.size(d) % r == 0, "pixel_unshuffle", "expects height and width to be divisible by ",
         "downscale_factor, but input.size(", d, ")=", input.size(d), " is not divisible by ", r);
-  Tensor x = with_whole_dim_cuts(input);
+  Tensor x = with_simple_cuts(input);
   for (int64_t d = c + 1; d < nd && is_sharded(x); ++d) x = with_multiples(x, d, r);
   if (!is_sharded(x)) return at::pixel_unshuffle(x, r);
   const Layout& layout = tensor::layout_of(x);
@@ -111,7 +112,7 @@ Tensor pixel_unshuffle_sharded(const Tensor& input, int64_t r) {
   const Layout* out = with_piece_sizes(layout, {{c, scaled(layout, c, r * r, 1)},
                                                 {c + 1, scaled(layout, c + 1, 1, r)},
                                                 {c + 2, scaled(layout, c + 2, 1, r)}});
-  return wrap_in_format_of(x, piece.reshape(parts).permute(order).reshape(own), out, sizes);
+  return wrap_in_format_of(input, piece.reshape(parts).permute(order).reshape(own), out, sizes);
 }
 
 Tensor channel_shuffle_sharded(const Tensor& input, c10::SymInt sym_groups) {
@@ -119,7 +120,7 @@ Tensor channel_shuffle_sharded(const Tensor& input, c10::SymInt sym_groups) {
   SHARDFIELD_CHECK(input.dim() > 2 && groups > 0 && input.size(1) % groups == 0, "channel_shuffle",
                    "expected at least 3 dims and channels divisible by groups, got ",
                    tensor::describe(input), " and groups=", groups);
-  const Tensor x = with_whole_dim_cuts(input);
+  const Tensor x = with_simple_cuts(input);
   if (!is_sharded(x)) return at::channel_shuffle(x, groups);
   const Layout& layout = tensor::layout_of(x);
   const int64_t channels = x.size(1), per_group = channels / groups;
@@ -140,7 +141,7 @@ Tensor channel_shuffle_sharded(const Tensor& input, c10::SymInt sym_groups) {
     }
     piece = fetch_rows(piece, layout, static_cast<size_t>(c), std::move(wanted));
   }
-  return wrap_in_format_of(x, piece, &layout, x.sizes());
+  return wrap_in_format_of(input, piece, &layout, x.sizes());
 }
 
 }  // namespace

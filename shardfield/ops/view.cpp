@@ -12,6 +12,8 @@
 #include "shardfield/dispatch/op_table.h"
 #include "shardfield/dispatch/reshard_gradient.h"
 #include "shardfield/ops/slice_origin.h"
+#include "shardfield/ops/unfold.h"
+#include "shardfield/ops/whole_dims.h"
 #include "shardfield/spec/reshape_layout.h"
 #include "shardfield/tensor/autograd.h"
 #include "shardfield/tensor/redistribute.h"
@@ -68,6 +70,10 @@ Tensor viewed(const Tensor& x, const Geometry& g, int64_t offset = 0, int64_t pi
   return make_view(tensor::strided_piece(piece, g.piece_sizes, g.piece_strides,
                                          piece.storage_offset() + piece_offset),
                    layout, g.sizes, g.strides, x.storage_offset() + offset, x);
+}
+
+bool is_cut(const Tensor& x, int64_t dim) {
+  return x.dim() > 0 && layout_of(x).is_cut(static_cast<int>(at::maybe_wrap_dim(dim, x.dim())));
 }
 
 Tensor alias_kernel(const Tensor& x) {
@@ -206,6 +212,12 @@ std::vector<int64_t> sliced_sizes(const Cut& cut, int64_t begin, int64_t end, in
   return sizes;
 }
 
+/// What stands for a view whose elements had to move; one that did not become sharded is plain.
+Tensor moved_view(const Tensor& x) {
+  if (tensor::is_sharded(x)) tensor::impl_of(x)->mark_moved_view();
+  return x;
+}
+
 Tensor slice_kernel(const Tensor& x, int64_t dim, std::optional<c10::SymInt> start,
                     std::optional<c10::SymInt> end, c10::SymInt sym_step) {
   dim = at::maybe_wrap_dim(dim, x.dim());
@@ -225,10 +237,7 @@ Tensor slice_kernel(const Tensor& x, int64_t dim, std::optional<c10::SymInt> sta
     return viewed(x, g, b * x.stride(dim), b * piece_of(x).stride(dim));
   }
   if (layout.cuts()[c].total() != n || !layout.has_single_cuts()) {
-    // Rows of a merged dim are scattered over the ranks.
-    std::vector<int> keep(x.dim());
-    for (int d = 0; d < x.dim(); ++d) keep[d] = d == dim ? -1 : d;
-    return tensor::redistribute(x, spec::renumber(layout, keep)).slice(dim, b, e, step);
+    return moved_view(with_simple_cuts(x)).slice(dim, b, e, step);
   }
   std::vector<Cut> cuts = layout.cuts();
   Cut& cut = cuts[c];
@@ -287,7 +296,7 @@ Tensor reshape_alias_kernel(const Tensor& x, c10::SymIntArrayRef size, c10::SymI
 }
 
 /// Above autograd: pieces whose borders do not fit the new shape are moved first, differentiably.
-/// The result then is a copy.
+/// The result then is a copy, which reshape may give and view must not let be written.
 Tensor moved_to_fit(const Tensor& x, at::IntArrayRef target) {
   const auto sizes = at::infer_size_dv(target, x.numel());
   const Layout& layout = layout_of(x);
@@ -378,11 +387,8 @@ Tensor on_whole_dims(const char* op, const Tensor& x, at::IntArrayRef dims, F&& 
                    x.storage_offset() + outer.storage_offset(), x);
 }
 
-Tensor diagonal_kernel(const Tensor& x, int64_t offset, int64_t dim1, int64_t dim2) {
-  return on_whole_dims("diagonal", x, {dim1, dim2},
-                       [&](const Tensor& t) { return t.diagonal(offset, dim1, dim2); });
-}
 Tensor unfold_kernel(const Tensor& x, int64_t dim, int64_t size, int64_t step) {
+  if (is_cut(x, dim)) return unfold_cut_dim(x, dim, size, step);
   return on_whole_dims("unfold", x, {dim},
                        [&](const Tensor& t) { return t.unfold(dim, size, step); });
 }
@@ -456,14 +462,9 @@ Tensor& t_in_place_kernel(Tensor& x) {
   return reshape_in_place(x, t_kernel);
 }
 
-Tensor diagonal_above(c10::DispatchKeySet keys, const Tensor& x, int64_t offset, int64_t dim1,
-                      int64_t dim2) {
-  Tensor v = dispatch::call_view_formula<at::_ops::diagonal>(keys, x, offset, dim1, dim2);
-  dispatch::reshard_gradient(v, x);
-  return v;
-}
 Tensor unfold_above(c10::DispatchKeySet keys, const Tensor& x, int64_t dim, int64_t size,
                     int64_t step) {
+  if (is_cut(x, dim)) return unfold_cut_dim(x, dim, size, step);
   Tensor v = dispatch::call_view_formula<at::_ops::unfold>(keys, x, dim, size, step);
   dispatch::reshard_gradient(v, x);
   return v;
@@ -471,10 +472,6 @@ Tensor unfold_above(c10::DispatchKeySet keys, const Tensor& x, int64_t dim, int6
 
 // Above autograd: where a view cannot alias (its rows live elsewhere) the rows are moved by a
 // differentiable step first; else PyTorch's own formula runs.
-
-bool is_cut(const Tensor& x, int64_t dim) {
-  return x.dim() > 0 && layout_of(x).is_cut(static_cast<int>(at::maybe_wrap_dim(dim, x.dim())));
-}
 
 Tensor select_above(c10::DispatchKeySet keys, const Tensor& x, int64_t dim, c10::SymInt index) {
   Tensor row = dispatch::call_view_formula<at::_ops::select_int>(keys, x, dim, index);
@@ -526,7 +523,7 @@ Tensor squeeze_above(c10::DispatchKeySet keys, const Tensor& x) {
 Tensor view_above(c10::DispatchKeySet keys, const Tensor& x, c10::SymIntArrayRef size) {
   const auto target = C10_AS_INTARRAYREF_SLOW(size);
   const Tensor fit = moved_to_fit(x, target);
-  if (!fit.is_same(x)) return fit.view_symint(size);
+  if (!fit.is_same(x)) return moved_view(fit).view_symint(size);
   return dispatch::call_view_formula<at::_ops::view>(keys, x, size);
 }
 Tensor unsafe_view_above(c10::DispatchKeySet keys, const Tensor& x, c10::SymIntArrayRef size) {
@@ -544,7 +541,6 @@ Tensor reshape_alias_above(c10::DispatchKeySet keys, const Tensor& x, c10::SymIn
 }  // namespace
 
 SHARDFIELD_OPS(view) {
-  table.above_autograd("aten::diagonal", TORCH_FN(diagonal_above));
   table.above_autograd("aten::unfold", TORCH_FN(unfold_above));
   table.above_autograd("aten::select.int", TORCH_FN(select_above));
   table.above_autograd("aten::slice.Tensor", TORCH_FN(slice_above));
@@ -571,7 +567,6 @@ SHARDFIELD_OPS(view) {
   table.view("aten::_unsafe_view", TORCH_FN(view_kernel));
   table.view("aten::_reshape_alias", TORCH_FN(reshape_alias_kernel));
   table.view("aten::as_strided", TORCH_FN(as_strided_kernel));
-  table.view("aten::diagonal", TORCH_FN(diagonal_kernel));
   table.view("aten::unfold", TORCH_FN(unfold_kernel));
   table.view("aten::view.dtype", TORCH_FN(view_dtype));
   table.view("aten::view_as_real", TORCH_FN(view_as_real_kernel));

@@ -79,14 +79,23 @@ Tensor with_simple_cuts(const Tensor& x) {
   if (!tensor::is_sharded(x)) return x;
   const Layout& layout = tensor::layout_of(x);
   if (layout.is_simple(x.sizes().data())) return x;
-  std::vector<Cut> kept;
-  for (size_t c = 0; c < layout.cuts().size(); ++c) {
-    const Cut& cut = layout.cuts()[c];
-    const auto same = std::count_if(layout.cuts().begin(), layout.cuts().end(),
-                                    [&](const Cut& o) { return o.dim == cut.dim; });
-    if (same == 1 && cut.total() == x.size(cut.dim)) kept.push_back(cut);
+  std::vector<Cut> simple;
+  for (int d = 0; d < x.dim(); ++d) {
+    Cut block{d, {}, {}};
+    int64_t pieces = 1;
+    for (const Cut& cut : layout.cuts()) {
+      if (cut.dim != d) continue;
+      block.axes.insert(block.axes.end(), cut.axes.begin(), cut.axes.end());
+      block.sizes = cut.sizes;
+      pieces *= static_cast<int64_t>(cut.sizes.size());
+    }
+    if (block.axes.empty()) continue;
+    const bool as_it_was =
+        static_cast<int64_t>(block.sizes.size()) == pieces && block.total() == x.size(d);
+    if (!as_it_was) block.sizes = spec::chunk_sizes(x.size(d), pieces);
+    simple.push_back(std::move(block));
   }
-  return tensor::redistribute(x, spec::intern_layout(layout.mesh(), std::move(kept)));
+  return tensor::redistribute(x, spec::intern_layout(layout.mesh(), std::move(simple)));
 }
 
 }  // namespace shardfield::ops

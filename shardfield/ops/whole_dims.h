@@ -19,7 +19,8 @@ const spec::Layout* without_cuts_on(const spec::Layout& layout, at::IntArrayRef 
 at::Tensor with_whole_dim(const char* op, const at::Tensor& x, int64_t dim,
                           at::IntArrayRef busy = {});
 
-/// x without merged cuts, which only some ops understand. Differentiable.
+/// x without merged cuts, which only some ops understand: the rows of a merged dim, scattered over
+/// the ranks, move to one block per rank. Differentiable. Collective when there is such a dim.
 at::Tensor with_simple_cuts(const at::Tensor& x);
 
 }  // namespace shardfield::ops

@@ -122,20 +122,39 @@ std::optional<const Layout*> cached_reshape_layout(const Layout& layout,
   return entry.to;
 }
 
+namespace {
+
+/// Cut c moved to `dim` with its borders on multiples of ever larger row counts; the first that can
+/// be reshaped is the finest. nullptr when none can.
+const Layout* aligned_cut(const Layout& layout, size_t c, int dim, int64_t total,
+                          std::span<const int64_t> sizes, std::span<const int64_t> new_sizes) {
+  for (int64_t row = 1; row <= total; ++row) {
+    if (total % row != 0) continue;
+    std::vector<Cut> cuts = layout.cuts();
+    cuts[c].dim = dim;
+    cuts[c].sizes = chunk_sizes(total / row, static_cast<int64_t>(cuts[c].sizes.size()));
+    for (int64_t& s : cuts[c].sizes) s *= row;
+    const Layout* moved = intern_layout(layout.mesh(), std::move(cuts));
+    if (reshape_layout(*moved, sizes, new_sizes)) return moved;
+  }
+  return nullptr;
+}
+
+}  // namespace
+
 const Layout* layout_before_reshape(const Layout& layout, std::span<const int64_t> sizes,
                                     std::span<const int64_t> new_sizes) {
-  // Borders on multiples of ever larger row counts; the first that fits is the finest.
-  for (size_t c = 0; c < layout.cuts().size(); ++c) {
-    const int64_t total = layout.cuts()[c].total();
-    for (int64_t row = 2; row <= total; ++row) {
-      if (total % row != 0) continue;
-      std::vector<Cut> cuts = layout.cuts();
-      cuts[c].sizes = chunk_sizes(total / row, static_cast<int64_t>(cuts[c].sizes.size()));
-      for (int64_t& s : cuts[c].sizes) s *= row;
-      const Layout* moved = intern_layout(layout.mesh(), std::move(cuts));
-      if (reshape_layout(*moved, sizes, new_sizes)) return moved;
+  const auto& cuts = layout.cuts();
+  for (size_t c = 0; c < cuts.size(); ++c)
+    if (const Layout* moved =
+            aligned_cut(layout, c, cuts[c].dim, cuts[c].total(), sizes, new_sizes))
+      return moved;
+  // Another dim may fit where this one cannot: an all-to-all is less than a gather.
+  for (size_t c = 0; c < cuts.size(); ++c)
+    for (int d = 0; d < static_cast<int>(sizes.size()); ++d) {
+      if (layout.is_cut(d) || sizes[d] < static_cast<int64_t>(cuts[c].sizes.size())) continue;
+      if (const Layout* moved = aligned_cut(layout, c, d, sizes[d], sizes, new_sizes)) return moved;
     }
-  }
   std::vector<Cut> fewer = layout.cuts();
   while (!fewer.empty()) {
     fewer.pop_back();

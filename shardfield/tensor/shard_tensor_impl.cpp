@@ -75,6 +75,7 @@ void ShardTensorImpl::share_version_with_piece() {
 
 void ShardTensorImpl::copy_keys_from(const ShardTensorImpl& source) {
   key_set_ = source.key_set_;
+  is_moved_view_ = source.is_moved_view_;
   if (is_inference()) {
     version_counter_ = c10::VariableVersion();
   } else if (!version_counter_.enabled()) {
@@ -85,6 +86,7 @@ void ShardTensorImpl::copy_keys_from(const ShardTensorImpl& source) {
 void ShardTensorImpl::become(const ShardTensorImpl& other) {
   piece_ = other.piece_;
   layout_ = other.layout_;
+  is_moved_view_ = other.is_moved_view_;
   sizes_and_strides_ = other.sizes_and_strides_;
   storage_offset_ = other.storage_offset_;
   refresh_numel();
@@ -97,6 +99,7 @@ c10::intrusive_ptr<c10::TensorImpl> ShardTensorImpl::copy_with(Version&& version
   auto copy =
       c10::make_intrusive<ShardTensorImpl>(piece_, layout_, sizes(), strides(), storage_offset());
   copy->key_set_ = key_set_;
+  copy->is_moved_view_ = is_moved_view_;
   if (copy->is_inference()) {
     copy->version_counter_ = c10::VariableVersion();
   } else {
@@ -124,12 +127,21 @@ void ShardTensorImpl::shallow_copy_from(const c10::intrusive_ptr<c10::TensorImpl
   copy_tensor_metadata(other, this, version_counter(), allow_tensor_metadata_change());
   piece_ = other->piece_;
   layout_ = other->layout_;
+  is_moved_view_ = other->is_moved_view_;
 }
 
 const char* ShardTensorImpl::tensorimpl_type_name() const {
   return "a ShardTensor (its elements live on several ranks: use x.to_local() for this rank's "
          "piece "
          "or x.full_tensor() for all of it)";
+}
+
+void check_writable(const at::Tensor& t, const char* op) {
+  if (!is_sharded(t) || C10_LIKELY(!impl_of(t)->is_moved_view())) return;
+  SHARDFIELD_CHECK(
+      false, op, "cannot write in place to ", describe(t), " on rank ", layout_of(t).mesh().rank,
+      ": it is a view whose elements had to move between ranks, so the tensor it was "
+      "taken from would not see the write; write to that tensor, or take .clone() first");
 }
 
 c10::SmallVector<int64_t, 5> dense_strides(at::IntArrayRef sizes, at::MemoryFormat format) {

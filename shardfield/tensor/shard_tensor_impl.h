@@ -24,6 +24,11 @@ class ShardTensorImpl final : public c10::TensorImpl {
   const at::Tensor& piece() const { return piece_; }
   const spec::Layout* layout() const { return layout_; }
 
+  /// True for what stands where one device has a view but holds copies, as its elements had to move
+  /// to other ranks. Views of it inherit this. It may be read, not written: see check_writable.
+  bool is_moved_view() const { return is_moved_view_; }
+  void mark_moved_view() { is_moved_view_ = true; }
+
   /// Makes this tensor a view of `source` for autograd's key bookkeeping (inference mode).
   void copy_keys_from(const ShardTensorImpl& source);
   /// New piece, layout and geometry for in-place view ops (squeeze_, transpose_).
@@ -44,6 +49,7 @@ class ShardTensorImpl final : public c10::TensorImpl {
 
   at::Tensor piece_;
   const spec::Layout* layout_;
+  bool is_moved_view_ = false;
 };
 
 /// True for sharded tensors only; false for tensors that functorch or functionalization wrapped.
@@ -85,6 +91,10 @@ inline at::Tensor make_like(at::Tensor&& piece, const ShardTensorImpl* like) {
 /// A view of a piece with other geometry, without the dispatcher (below autograd only).
 at::Tensor strided_piece(const at::Tensor& piece, at::IntArrayRef sizes, at::IntArrayRef strides,
                          int64_t storage_offset);
+
+/// Call before writing to a tensor in place. Plain tensors pass.
+/// @throws c10::Error for a moved view: the tensor it was taken from would not see the write.
+void check_writable(const at::Tensor& t, const char* op);
 
 /// Strides of a dense tensor of these sizes in a memory format.
 c10::SmallVector<int64_t, 5> dense_strides(at::IntArrayRef sizes, at::MemoryFormat format);

@@ -413,6 +413,10 @@ def without_gradients(mesh) -> None:
     assert outside.is_inference()
 
 
+def test_no_grad_and_inference_mode(run_mesh, ranks):
+    run_mesh((ranks,), without_gradients)
+
+
 def optimizers(mesh, name: str, foreach: bool) -> None:
     make = {
         "sgd": lambda ps: torch.optim.SGD(ps, lr=0.1, momentum=0.9, foreach=foreach),
@@ -570,6 +574,43 @@ def reporting(mesh) -> None:
     assert "conv" in table and "histc" in table
 
 
+def test_report(run_mesh, ranks):
+    run_mesh((ranks,), reporting)
+
+
+def reporting_by_layer(mesh) -> None:
+    """Forward calls and backward traffic are charged to the module that made them."""
+    torch.manual_seed(0)
+    net = nn.Sequential(
+        nn.Conv1d(2, 4, 3, padding=1), nn.GroupNorm(2, 4), nn.GELU(), nn.InstanceNorm1d(4)
+    ).double()
+    x = sharded(numbers(2, 2, 12), mesh, 2)
+    with shardfield.report(net) as report:
+        y = net(x)
+        forward = {
+            layer: sum(r.calls for (at, _), r in report.rows.items() if at == layer)
+            for layer in "0123"
+        }
+        sent = {
+            layer: sum(r.bytes_sent for (at, _), r in report.rows.items() if at == layer)
+            for layer in "013"
+        }
+        y.square().mean().backward()
+        after = {
+            layer: sum(r.bytes_sent for (at, _), r in report.rows.items() if at == layer)
+            for layer in "013"
+        }
+    assert forward == dict.fromkeys("0123", 1), forward
+    if mesh.size() > 1:
+        assert all(after[layer] > sent[layer] > 0 for layer in "013"), (sent, after)
+    elsewhere = [op for (layer, op) in report.rows if layer == "" and "norm" in op]
+    assert not elsewhere, elsewhere
+
+
+def test_report_by_layer(run_mesh, ranks):
+    run_mesh((ranks,), reporting_by_layer)
+
+
 def strict_mode(mesh) -> list[str]:
     x = sharded(numbers(8), mesh, 0)
     shardfield.set_strict(True)
@@ -609,11 +650,13 @@ def handlers(mesh) -> None:
     a, b = sharded(numbers(9), mesh, 0), sharded(numbers(9, seed=1), mesh, 0)
     want = torch.dot(numbers(9), numbers(9, seed=1))
     plain_dot = torch.dot
-    ShardTensor.register_function_handler(torch.dot, dot)
+    handle = ShardTensor.register_function_handler(torch.dot, dot)
     assert_equal(torch.dot(a, b), want, "function handler")
     assert seen == [plain_dot]
     assert_equal(torch.dot(numbers(9), numbers(9, seed=1)), want, "plain call")
     assert len(seen) == 1, "the handler is for sharded tensors only"
+    handle.remove()
+    assert torch.dot is plain_dot
 
     def vdot(func, types, args, kwargs):
         seen.append("op")

@@ -22,7 +22,22 @@ def _any_sharded(args: Any, kwargs: Any) -> bool:
     )
 
 
-def register_function_handler(func: Callable[..., Any], handler: Callable[..., Any]) -> None:
+class HandlerHandle:
+    """What `register_function_handler` returns: takes the handler off again."""
+
+    def __init__(self, places: list[tuple[Any, str]], func: Callable[..., Any]):
+        self._places, self._func = places, func
+
+    def remove(self) -> None:
+        """Puts the function back as it was before any handler. May be called again."""
+        for place, name in self._places:
+            setattr(place, name, self._func)
+        self._places = []
+
+
+def register_function_handler(
+    func: Callable[..., Any], handler: Callable[..., Any]
+) -> HandlerHandle:
     """Replaces `func` where it is found (its module, or torch.Tensor) by a dispatching wrapper."""
     target = getattr(func, "__shardfield_wrapped__", func)
 
@@ -33,7 +48,7 @@ def register_function_handler(func: Callable[..., Any], handler: Callable[..., A
         return target(*args, **kwargs)
 
     wrapper.__shardfield_wrapped__ = target  # type: ignore[attr-defined]
-    replaced = False
+    replaced: list[tuple[Any, str]] = []
     places = [torch.Tensor, torch, torch.nn.functional, torch.special, torch.linalg, torch.fft]
     module = sys.modules.get(getattr(target, "__module__", None) or "")
     if module is not None:
@@ -45,12 +60,13 @@ def register_function_handler(func: Callable[..., Any], handler: Callable[..., A
         }:
             if name and vars(place).get(name) in (func, target):
                 setattr(place, name, wrapper)
-                replaced = True
+                replaced.append((place, name))
     if not replaced:
         raise ValueError(
             f"register_function_handler: {func!r} was not found under its own name in its module; "
             "register the op overload instead (register_dispatch_handler)"
         )
+    return HandlerHandle(replaced, target)
 
 
 def _implement(namespace: str, name: str, op: Any, handler: Callable[..., Any]) -> None:

@@ -94,11 +94,13 @@ class ShardTensor(metaclass=_ShardTensorType):
         return from_local(local_tensor, device_mesh, placements, sharding_shapes, global_shape)
 
     @staticmethod
-    def register_function_handler(func: Callable[..., Any], handler: Callable[..., Any]) -> None:
+    def register_function_handler(
+        func: Callable[..., Any], handler: Callable[..., Any]
+    ) -> _handlers.HandlerHandle:
         """Calls `handler(func, types, args, kwargs)` instead of a Python function when an argument
-        is sharded.
+        is sharded. The result's `remove()` takes the handler off again.
         """
-        _handlers.register_function_handler(func, handler)
+        return _handlers.register_function_handler(func, handler)
 
     @staticmethod
     def register_dispatch_handler(op: Any, handler: Callable[..., Any]) -> None:

@@ -4,7 +4,7 @@
 
 #include <ATen/core/Tensor.h>
 
-namespace shardfield::ops {
+namespace shardfield::tensor {
 
 /// The tensor itself; a sharded gradient that comes back for it is gathered, so that a plain
 /// parameter's gradient is plain. For PyTorch's derivative formulas that see the parameter beside a
@@ -13,4 +13,4 @@ namespace shardfield::ops {
 at::Tensor with_whole_gradient(const at::Tensor& plain);
 std::optional<at::Tensor> with_whole_gradient(const std::optional<at::Tensor>& plain);
 
-}  // namespace shardfield::ops
+}  // namespace shardfield::tensor

@@ -1,4 +1,4 @@
-#include "shardfield/ops/whole_gradient.h"
+#include "shardfield/tensor/whole_gradient.h"
 
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/custom_function.h>
@@ -6,7 +6,7 @@
 #include "shardfield/comm/backward_scope.h"
 #include "shardfield/tensor/autograd.h"
 
-namespace shardfield::ops {
+namespace shardfield::tensor {
 
 namespace {
 
@@ -20,14 +20,14 @@ struct WholeGradientFn : torch::autograd::Function<WholeGradientFn> {
   }
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
     const comm::BackwardScope scope(ctx);
-    return {grads[0].defined() ? tensor::gather(grads[0]) : grads[0]};
+    return {grads[0].defined() ? gather(grads[0]) : grads[0]};
   }
 };
 
 }  // namespace
 
 at::Tensor with_whole_gradient(const at::Tensor& plain) {
-  if (!plain.defined() || tensor::is_sharded(plain) || !comm::records_grad(plain)) return plain;
+  if (!plain.defined() || is_sharded(plain) || !comm::records_grad(plain)) return plain;
   return WholeGradientFn::apply(plain);
 }
 
@@ -35,4 +35,4 @@ std::optional<at::Tensor> with_whole_gradient(const std::optional<at::Tensor>& p
   return plain.has_value() ? std::optional(with_whole_gradient(*plain)) : plain;
 }
 
-}  // namespace shardfield::ops
+}  // namespace shardfield::tensor

@@ -1,6 +1,6 @@
 """Microseconds an op costs over the plain op, beside torch's DTensor, in one process with one rank.
 
-    python benchmarks/dispatch_bench.py [--json out.json]
+    python benchmarks/dispatch/dispatch_bench.py [--json out.json]
 
 Figures are medians of interleaved repeats: plain and sharded calls alternate in blocks, so a
 machine that is busy for a while slows both. Read the differences and ratios, not the absolute times.
