@@ -4,6 +4,7 @@
 #include "shardfield/comm/call_agreement.h"
 #include "shardfield/comm/fused_all_reduce.h"
 #include "shardfield/comm/launch_environment.h"
+#include "shardfield/comm/rank_alignment.h"
 #include "shardfield/comm/vector_collectives.h"
 #include "shardfield/spec/rank_groups.h"
 #include "shardfield/tensor/shard_tensor_impl.h"
@@ -66,10 +67,31 @@ void bind_launch(py::module_& m) {
   });
 }
 
+void bind_alignment(py::module_& m) {
+  using comm::RankCard;
+  py::class_<RankCard>(m, "RankCard")
+      .def(py::init<>())
+      .def_readwrite("solver_rank", &RankCard::solver_rank)
+      .def_readwrite("solver_size", &RankCard::solver_size)
+      .def_readwrite("torch_rank", &RankCard::torch_rank)
+      .def_readwrite("torch_size", &RankCard::torch_size)
+      .def_readwrite("host", &RankCard::host)
+      .def_readwrite("pid", &RankCard::pid)
+      .def_readwrite("device", &RankCard::device)
+      .def_readwrite("gpu", &RankCard::gpu)
+      .def_readwrite("launcher", &RankCard::launcher)
+      .def_readwrite("token", &RankCard::token)
+      .def("to_text", [](const RankCard& card) { return comm::to_text(card); });
+  m.def("card_from_text", &comm::card_from_text);
+  m.def("alignment_table", &comm::alignment_table);
+  m.def("alignment_fault", &comm::alignment_fault);
+}
+
 }  // namespace
 
 void bind_distributed(py::module_& m) {
   bind_launch(m);
+  bind_alignment(m);
   m.def("set_call_checks", &comm::set_call_checks);
   m.def("call_checks", &comm::call_checks);
   m.def(

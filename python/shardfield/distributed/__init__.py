@@ -1,5 +1,6 @@
 """The distributed runtime: ranks, groups and meshes, and collectives that differentiate."""
 
+from shardfield.distributed._align import Alignment, align_communicators
 from shardfield.distributed._collectives import (
     all_gather_v,
     all_to_all_v,
@@ -19,11 +20,13 @@ from shardfield.distributed._reduce import fused_all_reduce, reduce_loss
 from shardfield.distributed._shared_module import mark_module_as_shared, unmark_module_as_shared
 
 __all__ = [
+    "Alignment",
     "DistributedManager",
     "ProcessGroupConfig",
     "ProcessGroupNode",
     "UndefinedGroupError",
     "UninitializedManagerError",
+    "align_communicators",
     "all_gather_v",
     "all_to_all_v",
     "fused_all_reduce",
