@@ -29,7 +29,7 @@ const Source& source_of(Library library) {
       {{"metis",
         "SHARDFIELD_METIS",
         {"libmetis.so.5", "libmetis.so", nullptr},
-        "install the PyPI package cmeel-metis or Debian's libmetis5"},
+        "install the PyPI packages cmeel-metis and cmeel-gklib or Debian's libmetis5"},
        {"kahip",
         "SHARDFIELD_KAHIP",
         {"libkahip.so", nullptr, nullptr},
@@ -37,7 +37,7 @@ const Source& source_of(Library library) {
        {"scotch",
         "SHARDFIELD_SCOTCH",
         {"libscotch.so", "libscotch-7.0.so", "libscotch.so.0"},
-        "install Debian's libscotch-dev"}}};
+        "install Debian's libscotch-7.0"}}};
   return kSources[static_cast<size_t>(library)];
 }
 
@@ -53,8 +53,23 @@ Handles& handles() {
   return all;
 }
 
-void* open_first(const std::vector<std::string>& names) {
+/// Scotch keeps its error routines, and the METIS wheel its support library, in files that the main
+/// one does not find by itself: they are loaded first, from beside it or by the system.
+void open_companions(Library library, const std::string& name) {
+  const std::string folder = name.substr(0, name.rfind('/') + 1);
+  if (library == Library::metis && !folder.empty()) {
+    (void)dlopen((folder + "libGKlib.so").c_str(), RTLD_NOW | RTLD_GLOBAL);
+  }
+  if (library == Library::scotch) {
+    for (const char* companion : {"libscotcherr.so", "libscotcherr-7.0.so"}) {
+      if (dlopen((folder + companion).c_str(), RTLD_NOW | RTLD_GLOBAL) != nullptr) return;
+    }
+  }
+}
+
+void* open_first(Library library, const std::vector<std::string>& names) {
   for (const std::string& name : names) {
+    open_companions(library, name);
     // A library that misses symbols of its own fails here, not in the middle of a call.
     if (void* handle = dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL)) return handle;
   }
@@ -76,9 +91,7 @@ void* handle_of(Library library) {
       if (name != nullptr) names.emplace_back(name);
     }
   }
-  // Scotch keeps its error routines in a library of their own, which its other one does not name.
-  if (library == Library::scotch) (void)dlopen("libscotcherr.so", RTLD_NOW | RTLD_GLOBAL);
-  return all.handles[index] = open_first(names);
+  return all.handles[index] = open_first(library, names);
 }
 
 void* require(Library library) {

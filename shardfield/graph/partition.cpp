@@ -249,12 +249,25 @@ class MeshJob final : public Job {
     }
     return *dual_;
   }
+
+  /// Pieces and quality for these labels.
+  Partition complete(Labels labels) {
+    Partition result;
+    result.labels = std::move(labels);
+    const std::vector<int32_t>& parts = result.labels.parts;
+    tell("ghosts and exchange plans");
+    result.pieces =
+        cut_into_pieces(mesh_, parts, num_parts(), options().ghosts, options().num_threads);
+    tell("quality");
+    result.quality = measure(dual(), halos(parts), parts, num_parts(), options().weights);
+    return result;
+  }
+
+ private:
   const Neighbours& neighbours() {
     if (!neighbours_) neighbours_.emplace(mesh_, rule_, options().num_threads);
     return *neighbours_;
   }
-
- private:
   const Lists& contacts() override {
     if (!contacts_) contacts_ = neighbours().lists(options().num_threads);
     return *contacts_;
@@ -337,21 +350,16 @@ Partition partition(const Mesh& mesh, int64_t num_parts, const PartitionOptions&
   check_options(mesh.num_cells(), num_parts, options);
   check_mesh_method(options);
   check_ghost_rule(options.ghosts);
-  const auto tell = [&](const char* what) {
-    if (options.progress) options.progress(what);
-  };
-  Partition result;
   MeshJob job(mesh, num_parts, options);
-  result.labels = job.run();
-  const std::vector<int32_t>& labels = result.labels.parts;
-  tell("ghosts and exchange plans");
-  result.pieces = cut_into_pieces(mesh, labels, num_parts, options.ghosts, options.num_threads);
-  tell("quality");
-  const GhostRule rule = judged_rule(options.ghosts);
-  result.quality = measure(
-      job.dual(), halo_sizes(job.neighbours(), labels, num_parts, rule.layers, options.num_threads),
-      labels, num_parts, options.weights);
-  return result;
+  return job.complete(job.run());
+}
+
+Partition partition_by_labels(const Mesh& mesh, std::vector<int32_t> labels, int64_t num_parts,
+                              const PartitionOptions& options) {
+  check_options(mesh.num_cells(), num_parts, options);
+  check_ghost_rule(options.ghosts);
+  check_labels(labels, mesh.num_cells(), num_parts, "cell");
+  return MeshJob(mesh, num_parts, options).complete({std::move(labels), "given labels", {}});
 }
 
 Labels partition_nodes(const Lists& graph, std::span<const double> coordinates, int64_t num_parts,

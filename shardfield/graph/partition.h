@@ -67,6 +67,12 @@ struct Partition {
 [[nodiscard]] Partition partition(const Mesh& mesh, int64_t num_parts,
                                   const PartitionOptions& options);
 
+/// Pieces and quality of a partition that is already known. Local; method and weights of the
+/// options only count for the quality.
+/// @throws std::invalid_argument when labels are not one per cell in 0 .. num_parts - 1
+[[nodiscard]] Partition partition_by_labels(const Mesh& mesh, std::vector<int32_t> labels,
+                                            int64_t num_parts, const PartitionOptions& options);
+
 /// Part of every node of a graph: "metis", "kahip", "scotch", "levels" (breadth-first halving,
 /// always there) or "auto". The graph may be directed, with repeated links, self-loops and
 /// isolated nodes: a simple symmetric copy is partitioned. With `coordinates` (num_nodes, 3) also

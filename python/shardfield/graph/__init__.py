@@ -1,0 +1,37 @@
+"""Meshes and graphs: files, partitions, ghosts, exchange plans."""
+
+from shardfield.graph._files import FilePiece, read_mesh, read_partition, write_mesh
+from shardfield.graph._libraries import methods
+from shardfield.graph._mesh import CellBlock, Mesh
+from shardfield.graph._nodes import partition_nodes
+from shardfield.graph._partition import (
+    ExchangePlan,
+    Partition,
+    Piece,
+    Quality,
+    Trial,
+    cut_by_labels,
+    partition,
+    partition_labels,
+)
+from shardfield.graph._picture import draw
+
+__all__ = [
+    "CellBlock",
+    "ExchangePlan",
+    "FilePiece",
+    "Mesh",
+    "Partition",
+    "Piece",
+    "Quality",
+    "Trial",
+    "cut_by_labels",
+    "draw",
+    "methods",
+    "partition",
+    "partition_labels",
+    "partition_nodes",
+    "read_mesh",
+    "read_partition",
+    "write_mesh",
+]
