@@ -18,85 +18,73 @@ using Labels = py::array_t<int32_t, py::array::c_style>;
 
 /// Shows a NumPy array's memory and keeps it alive.
 template <class T>
-graph::Array<T> borrow(const py::array_t<T, py::array::c_style> &array) {
-  auto *object = new py::object(array);
-  std::shared_ptr<const void> keeper(object, [](py::object *held) {
+graph::Array<T> borrow(const py::array_t<T, py::array::c_style>& array) {
+  auto* object = new py::object(array);
+  std::shared_ptr<const void> keeper(object, [](py::object* held) {
     const py::gil_scoped_acquire gil;
     delete held;
   });
-  return graph::Array<T>(
-      std::span<const T>(array.data(), static_cast<size_t>(array.size())),
-      std::move(keeper));
+  return graph::Array<T>(std::span<const T>(array.data(), static_cast<size_t>(array.size())),
+                         std::move(keeper));
 }
 
 template <class T>
-std::span<const T> view(const py::array_t<T, py::array::c_style> &array) {
+std::span<const T> view(const py::array_t<T, py::array::c_style>& array) {
   return {array.data(), static_cast<size_t>(array.size())};
 }
 
 /// A NumPy array over memory that `owner` keeps alive.
 template <class T>
-py::array_t<T> shown(const std::vector<T> &values, py::handle owner) {
-  return py::array_t<T>(static_cast<py::ssize_t>(values.size()), values.data(),
-                        owner);
+py::array_t<T> shown(const std::vector<T>& values, py::handle owner) {
+  return py::array_t<T>(static_cast<py::ssize_t>(values.size()), values.data(), owner);
 }
 
 /// A NumPy array that takes the vector over.
-template <class T> py::array_t<T> given(std::vector<T> values) {
-  auto *kept = new std::vector<T>(std::move(values));
-  const py::capsule owner(
-      kept, [](void *memory) { delete static_cast<std::vector<T> *>(memory); });
+template <class T>
+py::array_t<T> given(std::vector<T> values) {
+  auto* kept = new std::vector<T>(std::move(values));
+  const py::capsule owner(kept, [](void* memory) { delete static_cast<std::vector<T>*>(memory); });
   return shown(*kept, owner);
 }
 
-graph::CellBlock block_of(int kind, const Ints &nodes,
-                          const py::object &offsets, const py::object &kinds) {
+graph::CellBlock block_of(int kind, const Ints& nodes, const py::object& offsets,
+                          const py::object& kinds) {
   if (!kinds.is_none()) {
-    return graph::CellBlock::mixed(
-        borrow(kinds.cast<py::array_t<uint8_t, py::array::c_style>>()),
-        borrow(nodes), borrow(offsets.cast<Ints>()));
+    return graph::CellBlock::mixed(borrow(kinds.cast<py::array_t<uint8_t, py::array::c_style>>()),
+                                   borrow(nodes), borrow(offsets.cast<Ints>()));
   }
   const auto cell_kind = static_cast<graph::CellKind>(kind);
-  if (offsets.is_none())
-    return graph::CellBlock::uniform(cell_kind, borrow(nodes));
-  return graph::CellBlock::ragged(cell_kind, borrow(nodes),
-                                  borrow(offsets.cast<Ints>()));
+  if (offsets.is_none()) return graph::CellBlock::uniform(cell_kind, borrow(nodes));
+  return graph::CellBlock::ragged(cell_kind, borrow(nodes), borrow(offsets.cast<Ints>()));
 }
 
 std::shared_ptr<graph::Mesh> mesh_of(
-    const Doubles &points,
-    const std::vector<std::tuple<int, Ints, py::object, py::object>> &cells) {
+    const Doubles& points,
+    const std::vector<std::tuple<int, Ints, py::object, py::object>>& cells) {
   std::vector<graph::CellBlock> blocks;
-  for (const auto &[kind, nodes, offsets, kinds] : cells) {
+  for (const auto& [kind, nodes, offsets, kinds] : cells) {
     blocks.push_back(block_of(kind, nodes, offsets, kinds));
   }
   const auto dim = static_cast<int>(points.shape(1));
   auto coordinates = borrow(points);
   const py::gil_scoped_release no_gil;
-  return std::make_shared<graph::Mesh>(std::move(coordinates), dim,
-                                       std::move(blocks));
+  return std::make_shared<graph::Mesh>(std::move(coordinates), dim, std::move(blocks));
 }
 
-graph::GhostRule rule_of(const std::string &contact, int64_t layers,
-                         double radius) {
+graph::GhostRule rule_of(const std::string& contact, int64_t layers, double radius) {
   graph::GhostRule rule{graph::Contact::point, layers, radius};
-  if (contact == "facet")
-    rule.contact = graph::Contact::facet;
-  if (contact == "radius")
-    rule.contact = graph::Contact::radius;
+  if (contact == "facet") rule.contact = graph::Contact::facet;
+  if (contact == "radius") rule.contact = graph::Contact::radius;
   if (contact != "point" && contact != "facet" && contact != "radius") {
-    throw std::invalid_argument(
-        "partition: unknown contact \"" + contact +
-        "\"; expected \"point\", \"facet\" or \"radius\"");
+    throw std::invalid_argument("partition: unknown contact \"" + contact +
+                                "\"; expected \"point\", \"facet\" or \"radius\"");
   }
   return rule;
 }
 
-graph::PartitionOptions options_of(const std::string &method,
-                                   const Doubles &weights, double tolerance,
-                                   const graph::GhostRule &rule,
-                                   int num_threads, int seed,
-                                   const py::object &progress) {
+graph::PartitionOptions options_of(const std::string& method, const Doubles& weights,
+                                   double tolerance, const graph::GhostRule& rule, int num_threads,
+                                   int seed, const py::object& progress) {
   graph::PartitionOptions options;
   options.method = method;
   options.weights = view(weights);
@@ -105,7 +93,7 @@ graph::PartitionOptions options_of(const std::string &method,
   options.num_threads = num_threads;
   options.seed = seed;
   if (!progress.is_none()) {
-    options.progress = [progress](const std::string &what) {
+    options.progress = [progress](const std::string& what) {
       const py::gil_scoped_acquire gil;
       progress(what);
     };
@@ -115,20 +103,17 @@ graph::PartitionOptions options_of(const std::string &method,
 
 py::tuple labels_with_story(graph::Labels labels) {
   py::list trials;
-  for (const graph::Trial &t : labels.trials) {
-    trials.append(py::make_tuple(t.method, t.largest_halo, t.total_halo,
-                                 t.imbalance, t.seconds));
+  for (const graph::Trial& t : labels.trials) {
+    trials.append(py::make_tuple(t.method, t.largest_halo, t.total_halo, t.imbalance, t.seconds));
   }
   return py::make_tuple(given(std::move(labels.parts)), labels.method, trials);
 }
 
-py::tuple label_cells(const graph::Mesh &mesh, int64_t num_parts,
-                      const std::string &method, const Doubles &weights,
-                      double tolerance, int64_t layers, int num_threads,
-                      int seed, const py::object &progress) {
-  const auto options =
-      options_of(method, weights, tolerance, rule_of("point", layers, 0),
-                 num_threads, seed, progress);
+py::tuple label_cells(const graph::Mesh& mesh, int64_t num_parts, const std::string& method,
+                      const Doubles& weights, double tolerance, int64_t layers, int num_threads,
+                      int seed, const py::object& progress) {
+  const auto options = options_of(method, weights, tolerance, rule_of("point", layers, 0),
+                                  num_threads, seed, progress);
   graph::Labels labels;
   {
     const py::gil_scoped_release no_gil;
@@ -141,7 +126,7 @@ using Pieces = std::vector<std::shared_ptr<graph::Piece>>;
 
 Pieces shared(std::vector<graph::Piece> pieces) {
   Pieces out;
-  for (graph::Piece &piece : pieces) {
+  for (graph::Piece& piece : pieces) {
     out.push_back(std::make_shared<graph::Piece>(std::move(piece)));
   }
   return out;
@@ -158,27 +143,24 @@ py::dict quality_as_dict(graph::Quality quality) {
   return out;
 }
 
-py::tuple cut_mesh(const graph::Mesh &mesh, int64_t num_parts,
-                   const std::string &method, const Doubles &weights,
-                   double tolerance, const std::string &contact, int64_t layers,
-                   double radius, int num_threads, int seed,
-                   const py::object &progress) {
-  const auto options =
-      options_of(method, weights, tolerance, rule_of(contact, layers, radius),
-                 num_threads, seed, progress);
+py::tuple cut_mesh(const graph::Mesh& mesh, int64_t num_parts, const std::string& method,
+                   const Doubles& weights, double tolerance, const std::string& contact,
+                   int64_t layers, double radius, int num_threads, int seed,
+                   const py::object& progress) {
+  const auto options = options_of(method, weights, tolerance, rule_of(contact, layers, radius),
+                                  num_threads, seed, progress);
   graph::Partition cut;
   {
     const py::gil_scoped_release no_gil;
     cut = graph::partition(mesh, num_parts, options);
   }
-  return py::make_tuple(labels_with_story(std::move(cut.labels)),
-                        shared(std::move(cut.pieces)),
+  return py::make_tuple(labels_with_story(std::move(cut.labels)), shared(std::move(cut.pieces)),
                         quality_as_dict(std::move(cut.quality)));
 }
 
-py::tuple cut_by_labels(const graph::Mesh &mesh, const Labels &labels,
-                        int64_t num_parts, const std::string &contact,
-                        int64_t layers, double radius, int num_threads) {
+py::tuple cut_by_labels(const graph::Mesh& mesh, const Labels& labels, int64_t num_parts,
+                        const std::string& contact, int64_t layers, double radius,
+                        int num_threads) {
   graph::PartitionOptions options;
   options.ghosts = rule_of(contact, layers, radius);
   options.num_threads = num_threads;
@@ -186,80 +168,70 @@ py::tuple cut_by_labels(const graph::Mesh &mesh, const Labels &labels,
   graph::Partition cut;
   {
     const py::gil_scoped_release no_gil;
-    cut =
-        graph::partition_by_labels(mesh, std::move(parts), num_parts, options);
+    cut = graph::partition_by_labels(mesh, std::move(parts), num_parts, options);
   }
-  return py::make_tuple(shared(std::move(cut.pieces)),
-                        quality_as_dict(std::move(cut.quality)));
+  return py::make_tuple(shared(std::move(cut.pieces)), quality_as_dict(std::move(cut.quality)));
 }
 
-py::tuple label_nodes(const Ints &offsets, const Ints &targets,
-                      const Doubles &coordinates, int64_t num_parts,
-                      const std::string &method, const Doubles &weights,
+py::tuple label_nodes(const Ints& offsets, const Ints& targets, const Doubles& coordinates,
+                      int64_t num_parts, const std::string& method, const Doubles& weights,
                       double tolerance, int num_threads, int seed) {
   graph::Lists lists;
   lists.offsets.assign(offsets.data(), offsets.data() + offsets.size());
   lists.targets.assign(targets.data(), targets.data() + targets.size());
   const auto options =
-      options_of(method, weights, tolerance, rule_of("point", 0, 0),
-                 num_threads, seed, py::none());
+      options_of(method, weights, tolerance, rule_of("point", 0, 0), num_threads, seed, py::none());
   graph::Labels labels;
   {
     const py::gil_scoped_release no_gil;
-    labels =
-        graph::partition_nodes(lists, view(coordinates), num_parts, options);
+    labels = graph::partition_nodes(lists, view(coordinates), num_parts, options);
   }
   return labels_with_story(std::move(labels));
 }
 
-std::vector<std::shared_ptr<graph::ExchangePlan>>
-plan_rows(const std::vector<Ints> &rows, const Labels &owners) {
+std::vector<std::shared_ptr<graph::ExchangePlan>> plan_rows(const std::vector<Ints>& rows,
+                                                            const Labels& owners) {
   std::vector<std::span<const int64_t>> views;
   views.reserve(rows.size());
-  for (const Ints &part : rows)
-    views.push_back(view(part));
+  for (const Ints& part : rows) views.push_back(view(part));
   std::vector<std::shared_ptr<graph::ExchangePlan>> out;
-  for (graph::ExchangePlan &plan : graph::plan_exchanges(views, view(owners))) {
+  for (graph::ExchangePlan& plan : graph::plan_exchanges(views, view(owners))) {
     out.push_back(std::make_shared<graph::ExchangePlan>(std::move(plan)));
   }
   return out;
 }
 
-graph::Library library_named(const std::string &name) {
+graph::Library library_named(const std::string& name) {
   for (const auto library :
        {graph::Library::metis, graph::Library::kahip, graph::Library::scotch}) {
-    if (graph::name_of(library) == name)
-      return library;
+    if (graph::name_of(library) == name) return library;
   }
-  throw std::invalid_argument("partition: no library is called \"" + name +
-                              "\"");
+  throw std::invalid_argument("partition: no library is called \"" + name + "\"");
 }
 
 /// A read-only property that shows a vector of the object itself.
 template <class T, class Class>
-void show(Class &cls, const char *name, std::vector<T> graph::Piece::*member) {
-  cls.def_property_readonly(name, [member](const py::object &self) {
-    return shown(self.cast<graph::Piece &>().*member, self);
+void show(Class& cls, const char* name, std::vector<T> graph::Piece::* member) {
+  cls.def_property_readonly(name, [member](const py::object& self) {
+    return shown(self.cast<graph::Piece&>().*member, self);
   });
 }
 
-void bind_pieces(py::module_ &m) {
-  py::class_<graph::ExchangePlan, std::shared_ptr<graph::ExchangePlan>>(
-      m, "ExchangePlan")
+void bind_pieces(py::module_& m) {
+  py::class_<graph::ExchangePlan, std::shared_ptr<graph::ExchangePlan>>(m, "ExchangePlan")
       .def_readonly("num_owned", &graph::ExchangePlan::num_owned)
       .def_readonly("num_rows", &graph::ExchangePlan::num_rows)
-      .def_property_readonly(
-          "sends",
-          [](const py::object &self) {
-            py::list out;
-            for (const auto &to : self.cast<graph::ExchangePlan &>().sends) {
-              out.append(py::make_tuple(to.part, shown(to.rows, self)));
-            }
-            return out;
-          })
-      .def_property_readonly("receives", [](const graph::ExchangePlan &plan) {
+      .def_property_readonly("sends",
+                             [](const py::object& self) {
+                               py::list out;
+                               for (const auto& to : self.cast<graph::ExchangePlan&>().sends) {
+                                 out.append(py::make_tuple(to.part, shown(to.rows, self)));
+                               }
+                               return out;
+                             })
+      .def_property_readonly("receives", [](const graph::ExchangePlan& plan) {
         py::list out;
-        for (const auto &from : plan.receives) {
+        for (const auto& from : plan.receives) {
           out.append(py::make_tuple(from.part, from.begin, from.count));
         }
         return out;
@@ -278,18 +250,17 @@ void bind_pieces(py::module_ &m) {
   piece.def_readonly("point_exchange", &graph::Piece::point_exchange);
 }
 
-} // namespace
+}  // namespace
 
-void bind_graph(py::module_ &m) {
+void bind_graph(py::module_& m) {
   py::class_<graph::Mesh, std::shared_ptr<graph::Mesh>>(m, "GraphMesh")
       .def(py::init(&mesh_of))
       .def_property_readonly("num_points", &graph::Mesh::num_points)
       .def_property_readonly("num_cells", &graph::Mesh::num_cells)
       .def_property_readonly("cell_dim", &graph::Mesh::cell_dim)
-      .def("centroids", [](const graph::Mesh &mesh, int num_threads) {
+      .def("centroids", [](const graph::Mesh& mesh, int num_threads) {
         auto flat = given(mesh.centroids(num_threads));
-        return flat.reshape(
-            {static_cast<py::ssize_t>(mesh.num_cells()), py::ssize_t{3}});
+        return flat.reshape({static_cast<py::ssize_t>(mesh.num_cells()), py::ssize_t{3}});
       });
   bind_pieces(m);
   m.def("graph_label_cells", &label_cells);
@@ -298,10 +269,9 @@ void bind_graph(py::module_ &m) {
   m.def("graph_plan_exchanges", &plan_rows);
   m.def("graph_label_nodes", &label_nodes);
   m.def("graph_methods", &graph::methods_here, NoGil());
-  m.def("graph_add_library_path",
-        [](const std::string &name, const std::string &path) {
-          graph::add_library_path(library_named(name), path);
-        });
+  m.def("graph_add_library_path", [](const std::string& name, const std::string& path) {
+    graph::add_library_path(library_named(name), path);
+  });
 }
 
-} // namespace shardfield::bindings
+}  // namespace shardfield::bindings
