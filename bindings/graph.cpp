@@ -3,6 +3,8 @@
 
 #include "bindings/module.h"
 
+#include "shardfield/exchange/listed_rows.h"
+#include "shardfield/graph/halo_graph.h"
 #include "shardfield/graph/library.h"
 #include "shardfield/graph/partition.h"
 
@@ -250,6 +252,90 @@ void bind_pieces(py::module_& m) {
   piece.def_readonly("point_exchange", &graph::Piece::point_exchange);
 }
 
+/// A graph cut into parts, with the arrays that the checker compares them with.
+struct HaloParts {
+  std::vector<Labels> owners;
+  std::vector<std::tuple<int64_t, int64_t, Ints, Ints>> relations;
+  graph::WholeGraph whole;
+  std::vector<graph::HaloPart> parts;
+};
+
+std::shared_ptr<HaloParts> cut_graph(
+    std::vector<Labels> owners, std::vector<std::tuple<int64_t, int64_t, Ints, Ints>> relations,
+    int64_t num_parts, int64_t hops) {
+  auto out = std::make_shared<HaloParts>();
+  out->owners = std::move(owners);
+  out->relations = std::move(relations);
+  out->whole.num_parts = num_parts;
+  for (const Labels& list : out->owners) out->whole.owners.push_back(view(list));
+  for (const auto& [source_kind, target_kind, sources, targets] : out->relations) {
+    out->whole.relations.push_back({source_kind, target_kind, view(sources), view(targets)});
+  }
+  const py::gil_scoped_release no_gil;
+  out->parts = graph::cut_graph(out->whole, hops);
+  return out;
+}
+
+py::dict local_nodes(const py::object& self, size_t part, size_t kind) {
+  auto& nodes = self.cast<HaloParts&>().parts.at(part).kinds.at(kind);
+  py::dict out;
+  out["nodes"] = shown(nodes.nodes, self);
+  out["owners"] = shown(nodes.owners, self);
+  out["hops"] = shown(nodes.hops, self);
+  out["exchange"] = std::make_shared<graph::ExchangePlan>(nodes.exchange);
+  return out;
+}
+
+py::dict local_links(const py::object& self, size_t part, size_t relation) {
+  const auto& links = self.cast<HaloParts&>().parts.at(part).relations.at(relation);
+  py::dict out;
+  out["links"] = shown(links.links, self);
+  out["sources"] = shown(links.sources, self);
+  out["targets"] = shown(links.targets, self);
+  out["target_hops"] = shown(links.target_hops, self);
+  out["num_interior"] = links.num_interior;
+  out["in_degrees"] = shown(links.in_degrees, self);
+  out["out_degrees"] = shown(links.out_degrees, self);
+  return out;
+}
+
+std::shared_ptr<exchange::ListedRows> listed_rows(const spec::Mesh& mesh, int axis,
+                                                  const graph::ExchangePlan& plan,
+                                                  const std::string& device) {
+  std::vector<exchange::ListedRows::Send> sends;
+  std::vector<exchange::ListedRows::Receive> receives;
+  for (const graph::RowsTo& to : plan.sends) {
+    sends.push_back({static_cast<int>(to.part), at::tensor(to.rows, at::kLong).to(device)});
+  }
+  for (const graph::RowsFrom& from : plan.receives) {
+    receives.push_back({static_cast<int>(from.part), from.begin, from.count});
+  }
+  return std::make_shared<exchange::ListedRows>(mesh, axis, plan.num_owned, plan.num_rows,
+                                                std::move(sends), std::move(receives));
+}
+
+void bind_halo_graphs(py::module_& m) {
+  py::class_<HaloParts, std::shared_ptr<HaloParts>>(m, "HaloParts")
+      .def("nodes", &local_nodes)
+      .def("links", &local_links)
+      .def("faults",
+           [](const HaloParts& cut) {
+             const py::gil_scoped_release no_gil;
+             return graph::faults_of(cut.whole, cut.parts);
+           })
+      .def("cost", [](const HaloParts& cut, int64_t num_layers, bool exchange_per_layer) {
+        const auto cost = graph::cost_of(cut.parts, num_layers, exchange_per_layer);
+        return std::make_pair(cost.exchanged_rows, cost.redundant_links);
+      });
+  m.def("graph_cut_graph", &cut_graph);
+  py::class_<exchange::ListedRows, std::shared_ptr<exchange::ListedRows>>(m, "ListedRows")
+      .def("fetch", [](const std::shared_ptr<exchange::ListedRows>& rows, const at::Tensor& own) {
+        const py::gil_scoped_release no_gil;
+        return exchange::fetch_rows(own, rows);
+      });
+  m.def("graph_listed_rows", &listed_rows);
+}
+
 }  // namespace
 
 void bind_graph(py::module_& m) {
@@ -263,6 +349,7 @@ void bind_graph(py::module_& m) {
         return flat.reshape({static_cast<py::ssize_t>(mesh.num_cells()), py::ssize_t{3}});
       });
   bind_pieces(m);
+  bind_halo_graphs(m);
   m.def("graph_label_cells", &label_cells);
   m.def("graph_cut_mesh", &cut_mesh);
   m.def("graph_cut_by_labels", &cut_by_labels);

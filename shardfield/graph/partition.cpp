@@ -19,7 +19,7 @@ namespace shardfield::graph {
 namespace {
 
 constexpr int kSwapRounds = 12;
-constexpr size_t kSwapped = 2;  // how many of the best candidates are improved further
+constexpr size_t kSwapped = 3;  // how many of the best candidates are improved further
 constexpr int64_t kMostCellsForLibraries = 1'000'000;  // above, "auto" would take minutes
 
 [[noreturn]] void fail(const std::string& text) {

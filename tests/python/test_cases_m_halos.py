@@ -78,3 +78,53 @@ def test_m3_pieces_from_files_are_coupled_across_the_seam(run_ranks, tmp_path):
     graph.write_mesh(tmp_path / "line.pvtu", graph.partition(line_of_4(), 2, ghost_layers=1))
     for answer in run_ranks(2, diffuse, path=str(tmp_path / "line.pvtu")):
         np.testing.assert_allclose(answer, [0.875, 0.625, 0.375, 0.125], atol=1e-12)
+
+
+def star(mesh):
+    """0 -> 1, 2, 3 cut into {0, 1} and {2, 3}."""
+    here = graph.HaloGraph([[0, 0, 0], [1, 2, 3]], 4, [0, 0, 1, 1]).on(mesh)
+    seen = here.gather_edges(here.sources(here.out_degrees()[:, None]))
+    x = here.shard_nodes(torch.arange(1.0, 5.0, dtype=torch.float64)[:, None])
+    scale = 1 / here.out_degrees().double()[:, None].clamp(min=1).sqrt()
+    symmetric = (
+        here.aggregate(here.sources(x * scale))
+        / here.in_degrees().double()[:, None].clamp(min=1).sqrt()
+    )
+    parts = [here.aggregate(here.sources(x), r) for r in ("mean", "max")]
+    return [here.gather_nodes(t).flatten().tolist() for t in (symmetric, *parts)] + [
+        seen.flatten().tolist()
+    ]
+
+
+def test_m5_degrees_and_aggregators_of_a_star(run_mesh):
+    third = 1 / 3**0.5
+    for symmetric, mean, largest, seen in run_mesh((2,), star):
+        np.testing.assert_allclose(symmetric, [0, third, third, third])
+        assert mean == largest == [0, 1, 1, 1]
+        assert seen == [3, 3, 3]
+
+
+def four_nodes(mesh):
+    here = graph.HaloGraph([[0, 1], [1, 2]], 4, [0, 0, 1, 1]).on(mesh)
+    out = here.aggregate(here.sources(here.shard_nodes(torch.ones(4, 2))))
+    return list(out.shape), here.gather_nodes(out).tolist()
+
+
+def test_m9_isolated_tail_nodes_have_rows(run_mesh):
+    for shape, rows in run_mesh((2,), four_nodes):
+        assert shape == [4, 2]
+        assert rows == [[0, 0], [1, 1], [1, 1], [0, 0]]
+
+
+def all_on_one_rank(mesh):
+    here = graph.HaloGraph([[0, 1, 2], [1, 2, 0]], 3, [0, 0, 0], num_parts=3).on(mesh)
+    x = here.shard_nodes(torch.tensor([[1.0], [2], [4]], dtype=torch.float64)).requires_grad_()
+    energy = (here.sources(x) * here.targets(x)).sum()
+    energy.backward()
+    return energy.item(), here.gather_nodes(x.grad).flatten().tolist()
+
+
+def test_m11_ranks_without_nodes_or_edges(run_mesh):
+    for energy, grad in run_mesh((3,), all_on_one_rank):
+        assert energy == 14.0
+        assert grad == [6.0, 5.0, 3.0]

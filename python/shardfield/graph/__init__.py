@@ -1,6 +1,13 @@
 """Meshes and graphs: files, partitions, ghosts, exchange plans."""
 
 from shardfield.graph._files import FilePiece, read_mesh, read_partition, write_mesh
+from shardfield.graph._halo_graph import (
+    EdgesOfPart,
+    HaloCost,
+    HaloGraph,
+    LocalGraph,
+    NodesOfPart,
+)
 from shardfield.graph._libraries import methods
 from shardfield.graph._mesh import CellBlock, Mesh
 from shardfield.graph._nodes import partition_nodes
@@ -18,9 +25,14 @@ from shardfield.graph._picture import draw
 
 __all__ = [
     "CellBlock",
+    "EdgesOfPart",
     "ExchangePlan",
     "FilePiece",
+    "HaloCost",
+    "HaloGraph",
+    "LocalGraph",
     "Mesh",
+    "NodesOfPart",
     "Partition",
     "Piece",
     "Quality",

@@ -128,6 +128,14 @@ TEST(Curve, WeightsCutAtTheMiddleOfACell) {
             (std::vector<int32_t>{0, 0, 1, 2}));
 }
 
+// CASES L9: 4 cells on 2 ranks are described by the borders 0, 2, 4, not by counts.
+TEST(Cases, L9BordersAreAPrefixSum) {
+  EXPECT_EQ(even_border(0, 4, 2), 0);
+  EXPECT_EQ(even_border(1, 4, 2), 2);
+  EXPECT_EQ(even_border(2, 4, 2), 4);
+  EXPECT_EQ(even_border(1, 3, 2), 2);
+}
+
 TEST(Bisection, SizesDifferByAtMostOneForAnyPartsAndThreads) {
   const auto centers = random_centers(1009, 5);
   for (const int64_t parts : {1, 2, 3, 5, 16, 63, 1009, 2000}) {

@@ -1,0 +1,142 @@
+#include "shardfield/exchange/listed_rows.h"
+
+#include <ATen/ATen.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include "shardfield/base/error.h"
+#include "shardfield/comm/backward_scope.h"
+
+namespace shardfield::exchange {
+
+namespace {
+
+using at::Tensor;
+
+Tensor empty_rows(const Tensor& like, int64_t count) {
+  auto sizes = like.sizes().vec();
+  sizes[0] = count;
+  return at::empty(sizes, like.options());
+}
+
+}  // namespace
+
+ListedRows::ListedRows(const spec::Mesh& mesh, int axis, int64_t num_owned, int64_t num_rows,
+                       std::vector<Send> sends, std::vector<Receive> receives)
+    : mesh_(&mesh),
+      axis_(axis),
+      num_owned_(num_owned),
+      num_rows_(num_rows),
+      sends_(std::move(sends)),
+      receives_(std::move(receives)) {
+  const auto length = static_cast<int>(mesh.shape[static_cast<size_t>(axis)]);
+  const auto check_peer = [&](int peer) {
+    SHARDFIELD_CHECK(peer >= 0 && peer < length && peer != mesh.coord[static_cast<size_t>(axis)],
+                     "fetch_rows", "expected peers 0 to ", length - 1, " on mesh axis ", axis,
+                     " other than this rank's own, got ", peer);
+  };
+  for (const Send& send : sends_) check_peer(send.peer);
+  int64_t covered = num_owned;
+  for (const Receive& receive : receives_) {
+    check_peer(receive.peer);
+    SHARDFIELD_CHECK(receive.begin == covered && receive.count > 0, "fetch_rows",
+                     "expected received rows to follow each other from row ", num_owned, ", got ",
+                     receive.count, " rows at ", receive.begin, " from peer ", receive.peer);
+    covered += receive.count;
+  }
+  SHARDFIELD_CHECK(covered == num_rows, "fetch_rows", "own and received rows make ", covered,
+                   "; expected ", num_rows);
+}
+
+int ListedRows::rank_at(int coordinate) const {
+  auto at = mesh_->coord;
+  at[static_cast<size_t>(axis_)] = coordinate;
+  return mesh_->rank_at(at);
+}
+
+void ListedRows::check(const Tensor& t, int64_t rows, const char* what) const {
+  SHARDFIELD_CHECK(t.dim() > 0 && t.size(0) == rows, "fetch_rows", "expected ", rows, " ", what,
+                   " in front, got shape ", t.sizes(), " on rank ", mesh_->rank,
+                   "; pass this rank's rows in the order of its plan");
+}
+
+Tensor ListedRows::forward(const Tensor& own) const {
+  check(own, num_owned_, "own rows");
+  if (mesh_->shape[static_cast<size_t>(axis_)] == 1) return own;
+  Tensor out = empty_rows(own, num_rows_);
+  std::vector<comm::Message> sends, recvs;
+  for (const Send& send : sends_) {
+    sends.push_back({rank_at(send.peer), own.index_select(0, send.rows)});
+  }
+  for (const Receive& receive : receives_) {
+    recvs.push_back({rank_at(receive.peer), out.narrow(0, receive.begin, receive.count)});
+  }
+  comm::Exchange transfer = comm::start_exchange(*mesh_, std::move(sends), std::move(recvs));
+  out.narrow(0, 0, num_owned_).copy_(own);
+  transfer.wait();
+  return out;
+}
+
+Tensor ListedRows::adjoint(const Tensor& rows) const {
+  check(rows, num_rows_, "own and received rows");
+  if (mesh_->shape[static_cast<size_t>(axis_)] == 1) return rows;
+  std::vector<comm::Message> sends, recvs;
+  for (const Receive& receive : receives_) {
+    sends.push_back(
+        {rank_at(receive.peer), rows.narrow(0, receive.begin, receive.count).contiguous()});
+  }
+  for (const Send& send : sends_) {
+    recvs.push_back({rank_at(send.peer), empty_rows(rows, send.rows.size(0))});
+  }
+  const std::vector<comm::Message> arriving = recvs;
+  comm::Exchange transfer = comm::start_exchange(*mesh_, std::move(sends), std::move(recvs));
+  Tensor out = rows.narrow(0, 0, num_owned_).clone(at::MemoryFormat::Contiguous);
+  transfer.wait();
+  for (size_t i = 0; i < arriving.size(); ++i) {  // ascending peers: one order of sums
+    out.index_add_(0, sends_[i].rows, arriving[i].data);
+  }
+  return out;
+}
+
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::Function;
+using torch::autograd::variable_list;
+
+/// The exchange held by a node.
+struct HeldLists : torch::CustomClassHolder {
+  std::shared_ptr<const ListedRows> exchange;
+};
+
+struct ListedRowsFn : Function<ListedRowsFn> {
+  static Tensor forward(AutogradContext* ctx, const Tensor& in,
+                        std::shared_ptr<const ListedRows> exchange, bool adjoint) {
+    comm::remember_scope(ctx);
+    const Tensor out = adjoint ? exchange->adjoint(in) : exchange->forward(in);
+    ctx->saved_data["adjoint"] = adjoint;
+    auto held = c10::make_intrusive<HeldLists>();
+    held->exchange = std::move(exchange);
+    ctx->saved_data["exchange"] = c10::IValue::make_capsule(std::move(held));
+    return out.is_same(in) ? in.detach() : out;
+  }
+  static variable_list backward(AutogradContext* ctx, variable_list grads) {
+    const comm::BackwardScope scope(ctx);
+    const auto held =
+        c10::static_intrusive_pointer_cast<HeldLists>(ctx->saved_data["exchange"].toCapsule());
+    const bool adjoint = !ctx->saved_data["adjoint"].toBool();
+    if (comm::records_grad(grads[0])) {
+      return {ListedRowsFn::apply(grads[0], held->exchange, adjoint), {}, {}};
+    }
+    return {
+        adjoint ? held->exchange->adjoint(grads[0]) : held->exchange->forward(grads[0]), {}, {}};
+  }
+};
+
+}  // namespace
+
+Tensor fetch_rows(const Tensor& own, std::shared_ptr<const ListedRows> exchange) {
+  if (!comm::records_grad(own)) return exchange->forward(own);
+  return ListedRowsFn::apply(own, std::move(exchange), false);
+}
+
+}  // namespace shardfield::exchange

@@ -1,0 +1,60 @@
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include "shardfield/comm/collectives.h"
+#include "shardfield/spec/mesh.h"
+
+namespace shardfield::exchange {
+
+/// Rows of dim 0 on the move by lists: each rank keeps its own rows and gets, behind them, copies
+/// of rows that others own. For irregular halos (meshes, graphs); regular ones use RowExchange.
+/// One message per pair of ranks that share rows, received in place. Stateless: buffers belong to
+/// each call.
+///
+/// Example: rank 0 owns rows a, b, rank 1 owns c and wants b: rank 0 sends {1, {1}}, rank 1
+/// receives {0, 1, 1}; forward gives a, b on rank 0 and c, b on rank 1, adjoint adds the second row
+/// of rank 1 to b.
+class ListedRows {
+ public:
+  struct Send {
+    int peer = 0;     ///< Coordinate on the mesh axis.
+    at::Tensor rows;  ///< int64, own rows to pack, each once.
+  };
+  struct Receive {
+    int peer = 0;
+    int64_t begin = 0;  ///< First of `count` consecutive rows of the result.
+    int64_t count = 0;
+  };
+
+  /// Local. Sends and receives of all ranks along `axis` must match in pairs.
+  ListedRows(const spec::Mesh& mesh, int axis, int64_t num_owned, int64_t num_rows,
+             std::vector<Send> sends, std::vector<Receive> receives);
+
+  /// (num_owned, ...) to (num_rows, ...). Collective over the mesh axis.
+  at::Tensor forward(const at::Tensor& own) const;
+  /// The transpose of forward: adds each copy's row at its owner. Collective likewise.
+  at::Tensor adjoint(const at::Tensor& rows) const;
+
+  int64_t num_owned() const { return num_owned_; }
+  int64_t num_rows() const { return num_rows_; }
+
+ private:
+  int rank_at(int coordinate) const;
+  void check(const at::Tensor& t, int64_t rows, const char* what) const;
+
+  const spec::Mesh* mesh_;
+  int axis_;
+  int64_t num_owned_;
+  int64_t num_rows_;
+  std::vector<Send> sends_;
+  std::vector<Receive> receives_;
+};
+
+/// Differentiable ListedRows::forward; any order of derivative. Collective.
+at::Tensor fetch_rows(const at::Tensor& own, std::shared_ptr<const ListedRows> exchange);
+
+}  // namespace shardfield::exchange
