@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Installs what pip cannot bring: a C++20 compiler, GoogleTest, the Python headers and venv, and the
-# MPI launchers that tests start. Prefers what is there, asks apt only for what is missing, and says
-# what to install when it may not.
+# Installs what pip cannot bring: a C++20 compiler, GoogleTest, JSON for C++, the Python headers and
+# venv, and the MPI launchers that tests start. Prefers what is there, asks apt only for what is
+# missing, and says what to install when it may not.
 # Usage: install_system_packages.sh PYTHON
 set -euo pipefail
 python=${1:-python3}
@@ -21,6 +21,8 @@ else
   headers=$("$python" -c 'import sysconfig; print(sysconfig.get_paths()["include"])')
   [ -f "$headers/Python.h" ] || missing+=(python3-dev)
 fi
+[ -f /usr/include/nlohmann/json.hpp ] || [ -f /usr/local/include/nlohmann/json.hpp ] \
+  || missing+=(nlohmann-json3-dev)
 # Real launchers for the tests.
 has mpirun.openmpi || missing+=(openmpi-bin)
 has mpirun.mpich || missing+=(mpich)

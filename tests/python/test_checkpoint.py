@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import math
 import os
 import random
 import signal
@@ -15,6 +17,15 @@ import torch
 import torch.distributed as dist
 from oracle import arange, assert_equal, full, numbers, sharded
 from rank_pool import mesh_of
+from shardfield._core import core
+from shardfield.checkpoint._format import BLOCK_BYTES
+from shardfield.checkpoint._plan import assign_owners
+from shardfield.checkpoint._sharded import index_bytes
+from shardfield.domain_parallel import shard_tensor
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Shard, distribute_tensor
+
 from shardfield.checkpoint import (
     CheckpointError,
     Reader,
@@ -23,12 +34,6 @@ from shardfield.checkpoint import (
     save_full,
     save_sharded,
 )
-from shardfield.checkpoint._format import BLOCK_BYTES, read_header
-from shardfield.checkpoint._plan import assign_owners
-from shardfield.domain_parallel import shard_tensor
-from torch import nn
-from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import Shard, distribute_tensor
 
 INDEX = "shardfield.index.json"
 
@@ -42,8 +47,8 @@ def data_bytes(folder: str) -> int:
     """Bytes of tensors in all files of a folder."""
     found = 0
     for path in Path(folder).glob("*.safetensors"):
-        entries, _ = read_header(path)
-        found += sum(meta.nbytes for meta, _ in entries.values())
+        reader = Reader(path)
+        found += sum(reader.meta(name).nbytes for name in reader.names)
     return found
 
 
@@ -178,6 +183,12 @@ def every_dtype(folder: str) -> None:
         )
         values[str(dtype)] = value
     values["scalar"] = torch.tensor(3.5)
+    # Numbers that JSON has no word for.
+    extra = {"inf": float("inf"), "nested": [float("-inf"), {3: "three"}]}
+    save_sharded(folder, {**extra, "nan": float("nan")}, rng=False)
+    found = load_sharded(folder)
+    assert math.isnan(found.pop("nan"))
+    assert found == extra
     values["empty"] = torch.zeros(0, 3)
     cut = {name: chunked(v) if v.dim() and v.numel() else v for name, v in values.items()}
     save_sharded(folder, cut, rng=False)
@@ -349,7 +360,7 @@ def refused_saves(folder: str) -> list[str]:
     for state in (
         {"a": x, "b": x} if rank == 0 else {"a": x},
         {"a": torch.ones(2 + rank)},
-        {"a": x, "step": rank},
+        {"a": x, "step": float("nan") if rank else 0.0},
         {"a": object() if rank == 1 else 1},
     ):
         with pytest.raises(CheckpointError) as caught:
@@ -392,7 +403,7 @@ def test_a_damaged_byte_is_found(tmp_path):
     assert torch.equal(Reader(tmp_path).read("x", ((0,), (5,))), value[:5])
     assert load_sharded(tmp_path, verify=False)["x"].shape == value.shape
     path.write_bytes(content[:-8])
-    with pytest.raises(CheckpointError, match="it is cut off"):
+    with pytest.raises(CheckpointError, match="cut off inside"):
         load_sharded(tmp_path, verify=False)
     path.unlink()
     with pytest.raises(CheckpointError, match="cannot be read"):
@@ -430,16 +441,52 @@ def test_malformed_files_are_refused_whatever_is_in_them(tmp_path):
 
 
 def test_an_index_that_names_foreign_files_is_refused(tmp_path):
-    from shardfield.checkpoint._sharded import _digest
-
     save_sharded(tmp_path, {"x": torch.ones(2)}, rng=False)
-    outer = json.loads((tmp_path / INDEX).read_text())
-    for change in ("../../etc/passwd", "/etc/passwd"):
-        outer["index"]["tensors"]["x"]["pieces"][0]["file"] = change
-        outer["sha256"] = _digest(outer["index"])
-        (tmp_path / INDEX).write_text(json.dumps(outer))
+    body = json.loads((tmp_path / INDEX).read_text())["index"]
+    piece = body["tensors"]["x"]["pieces"][0]
+    for offset in ([-1], [1], [2**62], [0, 0]):
+        piece["offset"] = offset
+        (tmp_path / INDEX).write_bytes(index_bytes(body))
+        with pytest.raises(CheckpointError, match="do not hold each element once"):
+            load_sharded(tmp_path)
+    piece["offset"] = [0]
+    for change in ("../../etc/passwd", "/etc/passwd", "../0123456789abcdef-r00000.safetensors"):
+        piece["file"] = change
+        (tmp_path / INDEX).write_bytes(index_bytes(body))
         with pytest.raises(CheckpointError, match="names the file"):
             load_sharded(tmp_path)
+    body["version"] = 2
+    (tmp_path / INDEX).write_bytes(index_bytes(body))
+    with pytest.raises(CheckpointError, match="version 2"):
+        load_sharded(tmp_path)
+
+
+def read_in_cpp(folder: str) -> None:
+    reader = core.CheckpointReader(folder, True)
+    x = chunked(torch.zeros(6, 3, dtype=torch.float64), 1)
+    reader.read_into("x", x)
+    assert_equal(x, arange(6, 3), "sharded")
+    assert reader.bytes_read == x.to_local().nbytes
+    w = torch.zeros(4, 2, dtype=torch.float64)
+    reader.read_into("w", w)
+    assert_equal(w, numbers(4, 2), "plain")
+    assert reader.integer("step") == 7
+    with pytest.raises(RuntimeError, match="no tensor 'y'"):
+        reader.read_into("y", w)
+    with pytest.raises(RuntimeError, match=r"'w' is Double \[4, 2\] in the checkpoint"):
+        reader.read_into("w", w.float())
+
+
+def test_the_reader_in_cpp(run_ranks, tmp_path):
+    run_ranks(4, save_rows, folder=str(tmp_path), rows=6)
+    for ranks in (1, 3):
+        run_ranks(ranks, read_in_cpp, folder=str(tmp_path))
+
+
+def test_sha256():
+    for size in (0, 1, 55, 56, 63, 64, 65, 1000):
+        data = bytes(i % 251 for i in range(size))
+        assert core.sha256(data) == hashlib.sha256(data).hexdigest()
 
 
 def test_killed_at_any_moment_the_last_good_checkpoint_loads(tmp_path):

@@ -15,10 +15,8 @@ from shardfield._core import core
 from shardfield.checkpoint import _format, _plan, _state
 from shardfield.checkpoint._format import CheckpointError, Meta
 from shardfield.checkpoint._ranks import Ranks
-from shardfield.checkpoint._sharded import Progress, fill, report, sync_folder
+from shardfield.checkpoint._sharded import STRUCTURE, Progress, Reader, fill, report, sync_folder
 from shardfield.distributed._groups import Group, group_mesh
-
-_STRUCTURE = "shardfield.structure"
 
 
 def save_full(
@@ -119,7 +117,7 @@ def _write(
     advance = report(progress, 0, sum(m.nbytes for m in metas.values()))
     try:
         if target.suffix == ".safetensors":
-            extra = {_STRUCTURE: json.dumps(structure)}
+            extra = {STRUCTURE: json.dumps(structure)}
             _format.write_file(temporary, metas, stream, advance, extra)
         else:
             tensors = {}
@@ -135,30 +133,6 @@ def _write(
         temporary.unlink(missing_ok=True)
         raise
     sync_folder(target.parent)
-
-
-class _SafetensorsReader:
-    """Boxes of a safetensors file, whoever wrote it."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._entries, metadata = _format.read_header(path)
-        self._files = _format.RangeReader()
-        named = [[name, {"tensor": name}] for name in self._entries]
-        try:
-            self.structure = json.loads(metadata.get(_STRUCTURE, json.dumps({"dict": named})))
-        except ValueError as error:
-            raise CheckpointError(f"{path}: its structure is malformed: {error}") from None
-        self.names = list(self._entries)
-
-    def meta(self, name: str) -> Meta:
-        return self._entries[name][0]
-
-    def read(self, name: str, box: _plan.Box | None = None) -> torch.Tensor:
-        meta, begin = self._entries[name]
-        box = box or ((0,) * len(meta.shape), meta.shape)
-        whole = ((0,) * len(meta.shape), meta.shape)
-        return self._files.read(self._path, begin, meta, _plan.slices(box, whole))
 
 
 class _TorchReader:
@@ -212,8 +186,8 @@ def load_full(
     def work() -> None:
         if not source.is_file():
             raise CheckpointError(f"{source} does not exist")
-        reader_type = _SafetensorsReader if source.suffix == ".safetensors" else _TorchReader
-        loaded.append(fill(reader_type(source), state, strict, False, ranks))
+        reader = Reader(source) if source.suffix == ".safetensors" else _TorchReader(source)
+        loaded.append(fill(reader, state, strict, False, ranks))
 
     ranks.together(work, "load_full")
     return loaded[0] if state is None else _state.restore(state, loaded[0])

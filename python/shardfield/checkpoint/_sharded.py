@@ -19,7 +19,8 @@ import os
 import re
 import threading
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -27,12 +28,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from shardfield._core import core
 from shardfield.checkpoint import _format, _plan, _state
 from shardfield.checkpoint._format import CheckpointError, Meta
 from shardfield.checkpoint._ranks import Ranks
 from shardfield.distributed._groups import Group
 
 INDEX = "shardfield.index.json"
+STRUCTURE = "shardfield.structure"  # the same in the metadata of one file
 VERSION = 1
 _FILE = re.compile(r"^[0-9a-f]{16}-r\d{5,}\.safetensors$")
 _RNG = "rng"
@@ -282,16 +285,17 @@ class _Save:
             "structure": self.structure,
             "tensors": tensors,
         }
-        replace_file(
-            self.folder / INDEX, json.dumps({"sha256": _digest(body), "index": body}).encode()
-        )
+        replace_file(self.folder / INDEX, index_bytes(body))
         for old in self.folder.iterdir():
             if _FILE.match(old.name) and not old.name.startswith(self.token):
                 old.unlink(missing_ok=True)
 
 
-def _digest(body: Any) -> str:
-    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
+def index_bytes(body: Any) -> bytes:
+    """The index file: its hash is that of the very bytes of "index"."""
+    text = json.dumps(body).encode()
+    digest = hashlib.sha256(text).hexdigest().encode()
+    return b'{"sha256": "' + digest + b'", "index": ' + text + b"}"
 
 
 def replace_file(path: Path, content: bytes) -> None:
@@ -314,65 +318,51 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def read_index(folder: Path) -> dict[str, Any]:
-    """The checked index of a checkpoint folder.
-
-    Raises:
-        CheckpointError: no checkpoint, a damaged one, or one of a later version.
-    """
-    try:
-        outer = json.loads((folder / INDEX).read_bytes())
-    except FileNotFoundError:
-        raise CheckpointError(
-            f"load_sharded: {folder} holds no checkpoint ({INDEX} is missing)"
-        ) from None
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"load_sharded: {folder / INDEX} cannot be read: {error}") from None
-    body = outer.get("index") if isinstance(outer, dict) else None
-    if not isinstance(body, dict) or _digest(body) != outer.get("sha256"):
-        raise CheckpointError(f"load_sharded: {folder / INDEX} is damaged: its hash differs")
-    if body.get("format") != "shardfield-sharded" or body.get("version") != VERSION:
-        raise CheckpointError(
-            f"load_sharded: {folder / INDEX} is {body.get('format')} version {body.get('version')}, "
-            f"this library reads shardfield-sharded version {VERSION}"
-        )
-    for name, entry in body["tensors"].items():
-        boxes = [(tuple(p["offset"]), tuple(p["shape"])) for p in entry["pieces"]]
-        _plan.check_cover(name, entry["shape"], boxes)
-        for p in entry["pieces"]:
-            if not _FILE.match(p["file"]):
-                raise CheckpointError(f"load_sharded: '{name}' names the file {p['file']!r}")
-    return body
-
-
 class Reader:
-    """Reads boxes of the tensors of one checkpoint folder. Local.
+    """Reads boxes of the tensors of a checkpoint folder or a safetensors file. Local.
 
     Args:
-        path: the folder.
-        verify: compare the hashes of the blocks that are read.
+        path: the folder, or a file that ends in .safetensors.
+        verify: compare the hashes of the blocks that are read (folders have them).
+
+    Raises:
+        CheckpointError: no checkpoint, one that is malformed or cut off, or of a later version.
     """
 
     def __init__(self, path: str | os.PathLike[str], verify: bool = True) -> None:
-        self.folder = Path(path)
-        self.index = read_index(self.folder)
-        self.structure = self.index["structure"]
-        self._files = _format.RangeReader(verify)
+        source = Path(path)
+        if source.suffix != ".safetensors" and not (source / INDEX).is_file():
+            raise CheckpointError(f"{source} holds no checkpoint ({INDEX} is missing)")
+        with _as_checkpoint_error():
+            self._reader = core.CheckpointReader(str(source), verify)
 
     @property
     def names(self) -> list[str]:
         """Names of all tensors."""
-        return list(self.index["tensors"])
+        return self._reader.names()
+
+    @property
+    def save(self) -> str:
+        """Which save wrote the folder."""
+        return self._reader.save
+
+    @property
+    def structure(self) -> Any:
+        """The nested values, tensors by name."""
+        text = self._reader.structure or self._reader.metadata.get(STRUCTURE)
+        if text:
+            return json.loads(text)
+        return {"dict": [[name, {"tensor": name}] for name in self.names]}
 
     @property
     def bytes_read(self) -> int:
         """Bytes of tensors handed out so far."""
-        return self._files.bytes_read
+        return self._reader.bytes_read
 
     def meta(self, name: str) -> Meta:
         """Shape and dtype of a tensor."""
-        entry = self.index["tensors"][name]
-        return Meta(entry["dtype"], tuple(entry["shape"]))
+        dtype = _format.dtype_name(self._reader.dtype(name))
+        return Meta(dtype, tuple(self._reader.shape(name)))
 
     def read(self, name: str, box: _plan.Box | None = None) -> torch.Tensor:
         """The elements of a box (offset, shape) of a tensor; the whole tensor without one.
@@ -380,22 +370,17 @@ class Reader:
         Raises:
             CheckpointError: files that are cut off or damaged.
         """
-        meta = self.meta(name)
-        box = box or ((0,) * len(meta.shape), meta.shape)
-        out = torch.empty(box[1], dtype=_format.dtype_of(meta.dtype))
-        for piece in self.index["tensors"][name]["pieces"]:
-            own = (tuple(piece["offset"]), tuple(piece["shape"]))
-            part = _plan.overlap(box, own)
-            if part is None:
-                continue
-            out[_plan.slices(part, box)] = self._files.read(
-                self.folder / piece["file"],
-                piece["begin"],
-                Meta(meta.dtype, own[1]),
-                _plan.slices(part, own),
-                piece["sha256"],
-            )
-        return out
+        offset, shape = (None, ()) if box is None else box
+        with _as_checkpoint_error():
+            return self._reader.read(name, offset, shape)
+
+
+@contextmanager
+def _as_checkpoint_error() -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:
+        raise CheckpointError(str(error)) from None
 
 
 def load_sharded(
@@ -436,7 +421,7 @@ def load_sharded(
     def work() -> str:
         reader = Reader(path, verify)
         loaded.append(fill(reader, state, strict, rng, ranks))
-        return reader.index["save"]
+        return reader.save
 
     _, saves = ranks.together(work, "load_sharded")
     if len(set(saves)) > 1:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -110,6 +111,8 @@ def take_apart(value: Any, path: str, tensors: dict[str, torch.Tensor]) -> Json:
     if isinstance(value, (list, tuple)):
         kind = "list" if isinstance(value, list) else "tuple"
         return {kind: [take_apart(item, joined(path, i), tensors) for i, item in enumerate(value)]}
+    if isinstance(value, float) and not math.isfinite(value):
+        return {"float": repr(value)}  # JSON has no word for it
     if value is None or isinstance(value, (bool, int, float, str)):
         return {"value": value}
     raise CheckpointError(
@@ -145,6 +148,8 @@ def put_together(structure: Json, tensors: Mapping[str, torch.Tensor]) -> Any:
             return tensors[content]
         if kind == "value":
             return content
+        if kind == "float":
+            return float(content)
         if kind in ("dict", "counter"):
             made = {key: put_together(item, tensors) for key, item in content}
             return Counter(made) if kind == "counter" else made

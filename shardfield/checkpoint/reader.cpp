@@ -1,0 +1,343 @@
+#include "shardfield/checkpoint/reader.h"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+
+#include <ATen/ATen.h>
+
+#include <nlohmann/json.hpp>
+
+#include "shardfield/base/error.h"
+#include "shardfield/checkpoint/sha256.h"
+#include "shardfield/tensor/autograd.h"
+#include "shardfield/tensor/shard_tensor_impl.h"
+
+namespace shardfield::checkpoint {
+
+namespace {
+
+using Json = nlohmann::json;
+using Sizes = std::vector<int64_t>;
+
+constexpr const char* kOp = "checkpoint";
+constexpr const char* kIndex = "shardfield.index.json";
+constexpr const char* kPairs = "shardfield.pairs";
+constexpr size_t kMaxHeaderBytes = 100000000;  // what the safetensors library accepts
+constexpr int kVersion = 1;
+
+const std::map<std::string, at::ScalarType>& dtypes() {
+  static const std::map<std::string, at::ScalarType> table = {
+      {"BOOL", at::kBool},
+      {"U8", at::kByte},
+      {"I8", at::kChar},
+      {"I16", at::kShort},
+      {"U16", at::kUInt16},
+      {"I32", at::kInt},
+      {"U32", at::kUInt32},
+      {"I64", at::kLong},
+      {"U64", at::kUInt64},
+      {"F16", at::kHalf},
+      {"BF16", at::kBFloat16},
+      {"F32", at::kFloat},
+      {"F64", at::kDouble},
+      {"C64", at::kComplexFloat},
+      {"C128", at::kComplexDouble},
+      {"F8_E4M3", at::kFloat8_e4m3fn},
+      {"F8_E5M2", at::kFloat8_e5m2},
+  };
+  return table;
+}
+
+at::ScalarType dtype_of(const std::string& name) {
+  const auto it = dtypes().find(name);
+  SHARDFIELD_CHECK(it != dtypes().end(), kOp, "unknown dtype '", name, "' in the file");
+  return it->second;
+}
+
+/// Number of elements, or -1 when it is negative or does not fit.
+int64_t elements(const Sizes& shape) {
+  int64_t count = 1;
+  for (const int64_t n : shape)
+    if (n < 0 || __builtin_mul_overflow(count, n, &count)) return -1;
+  return count;
+}
+
+/// Bytes of a box of this dtype that lie inside a file; throws when they do not.
+int64_t checked_bytes(const std::string& name, at::ScalarType dtype, const Sizes& shape,
+                      int64_t begin, const MappedFile& file) {
+  const int64_t count = elements(shape);
+  int64_t bytes = 0, end = 0;
+  const bool fits =
+      count >= 0 && begin >= 0 &&
+      !__builtin_mul_overflow(count, static_cast<int64_t>(c10::elementSize(dtype)), &bytes) &&
+      !__builtin_add_overflow(begin, bytes, &end) && end <= static_cast<int64_t>(file.size());
+  SHARDFIELD_CHECK(fits, kOp, file.path(), ": cut off inside '", name,
+                   "', or offsets that do not fit it: ", "expected ", bytes, " bytes from ", begin,
+                   ", got a file of ", file.size());
+  return bytes;
+}
+
+std::optional<Box> overlap(const Box& a, const Box& b) {
+  Box common;
+  for (size_t d = 0; d < a.offset.size(); ++d) {
+    const int64_t start = std::max(a.offset[d], b.offset[d]);
+    const int64_t stop = std::min(a.offset[d] + a.shape[d], b.offset[d] + b.shape[d]);
+    if (stop <= start) return std::nullopt;
+    common.offset.push_back(start);
+    common.shape.push_back(stop - start);
+  }
+  return common;
+}
+
+/// The part of a tensor that holds `box` where `part` lies.
+at::Tensor slice(at::Tensor t, const Box& box, const Box& part) {
+  for (size_t d = 0; d < part.offset.size(); ++d)
+    t = t.narrow(static_cast<int64_t>(d), part.offset[d] - box.offset[d], part.shape[d]);
+  return t;
+}
+
+/// Every element in exactly one piece.
+void check_cover(const std::string& name, const StoredTensor& t) {
+  int64_t total = 0;
+  bool good = elements(t.shape) >= 0;
+  for (size_t i = 0; good && i < t.pieces.size(); ++i) {
+    const Box& box = t.pieces[i].box;
+    good = box.offset.size() == t.shape.size() && box.shape.size() == t.shape.size();
+    for (size_t d = 0; good && d < t.shape.size(); ++d)
+      good = box.offset[d] >= 0 && box.shape[d] >= 0 && box.offset[d] <= t.shape[d] &&
+             box.shape[d] <= t.shape[d] - box.offset[d];
+    for (size_t j = 0; good && j < i; ++j) good = !overlap(box, t.pieces[j].box);
+    if (good) total += elements(box.shape);
+  }
+  SHARDFIELD_CHECK(good && total == elements(t.shape), kOp, "the pieces of '", name, "' (",
+                   c10::IntArrayRef(t.shape), ") do not hold each element once");
+}
+
+/// 16 hex digits, "-r", digits, ".safetensors": never a path out of the folder.
+bool is_file_name(const std::string& name) {
+  const std::string tail = ".safetensors";
+  if (name.size() < 16 + 2 + 5 + tail.size() || !name.ends_with(tail)) return false;
+  const auto hex = [](char c) { return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'f'); };
+  const auto digit = [](char c) { return c >= '0' && c <= '9'; };
+  const auto end = name.end() - static_cast<std::ptrdiff_t>(tail.size());
+  return std::all_of(name.begin(), name.begin() + 16, hex) && name.substr(16, 2) == "-r" &&
+         std::all_of(name.begin() + 18, end, digit);
+}
+
+StoredTensor tensor_from(const std::string& name, const Json& entry) {
+  StoredTensor t;
+  t.dtype = dtype_of(entry.at("dtype").get<std::string>());
+  t.shape = entry.at("shape").get<Sizes>();
+  for (const Json& p : entry.at("pieces")) {
+    t.pieces.push_back({p.at("file").get<std::string>(),
+                        p.at("begin").get<int64_t>(),
+                        {p.at("offset").get<Sizes>(), p.at("shape").get<Sizes>()},
+                        p.at("sha256").get<std::vector<std::string>>()});
+    SHARDFIELD_CHECK(is_file_name(t.pieces.back().file), kOp, "'", name, "' names the file '",
+                     t.pieces.back().file, "', which is none of a checkpoint");
+  }
+  check_cover(name, t);
+  return t;
+}
+
+/// The text of "index" in {"sha256": "...", "index": ...}, once its hash fits.
+std::string checked_index(const MappedFile& file) {
+  const std::string text(file.data() ? file.data() : "", file.size());
+  const std::string before = R"({"sha256": ")", between = R"(", "index": )";
+  const size_t start = before.size() + 64 + between.size();
+  const bool shaped = text.size() > start + 1 && text.starts_with(before) &&
+                      text.compare(before.size() + 64, between.size(), between) == 0;
+  std::string body = shaped ? text.substr(start, text.size() - start - 1) : "";
+  SHARDFIELD_CHECK(shaped && text.compare(before.size(), 64, sha256(body.data(), body.size())) == 0,
+                   kOp, file.path(), " is damaged: its hash differs");
+  return body;
+}
+
+/// Runs a parser and turns the JSON library's errors into ours.
+template <typename F>
+void parse(const std::string& path, F&& work) {
+  try {
+    work();
+  } catch (const nlohmann::json::exception& error) {
+    SHARDFIELD_CHECK(false, kOp, path, " is malformed: ", error.what());
+  }
+}
+
+}  // namespace
+
+Reader::Reader(const std::string& path, bool verify) : folder_(path), verify_(verify) {
+  if (path.ends_with(".safetensors")) {
+    open_file(path);
+  } else {
+    open_folder(path);
+  }
+}
+
+void Reader::open_folder(const std::string& folder) {
+  const std::string path = folder + "/" + kIndex;
+  const std::string text = checked_index(MappedFile(path));
+  parse(path, [&] {
+    const Json body = Json::parse(text);
+    const auto format = body.value("format", "");
+    const int version = body.value("version", 0);
+    SHARDFIELD_CHECK(format == "shardfield-sharded" && version == kVersion, kOp, path, " is '",
+                     format, "' version ", version, "; this library reads shardfield-sharded ",
+                     kVersion);
+    save_ = body.at("save").get<std::string>();
+    structure_ = body.at("structure").dump();
+    for (const auto& [name, entry] : body.at("tensors").items())
+      tensors_.emplace(name, tensor_from(name, entry));
+  });
+}
+
+void Reader::open_file(const std::string& path) {
+  const auto slash = path.rfind('/');
+  const std::string name = slash == std::string::npos ? path : path.substr(slash + 1);
+  folder_ = slash == std::string::npos ? "." : path.substr(0, slash);
+  const MappedFile& mapped = file(name);
+  uint64_t length = 0;
+  if (mapped.size() >= 8) std::memcpy(&length, mapped.data(), 8);
+  SHARDFIELD_CHECK(mapped.size() >= 8 && length <= kMaxHeaderBytes && length <= mapped.size() - 8,
+                   kOp, path, " is no safetensors file, or cut off in its header");
+  parse(path, [&] {
+    const Json header = Json::parse(mapped.data() + 8, mapped.data() + 8 + length);
+    for (const auto& [key, entry] : header.items()) {
+      if (key == "__metadata__") {
+        metadata_ = entry.get<std::map<std::string, std::string>>();
+        continue;
+      }
+      StoredTensor t;
+      t.dtype = dtype_of(entry.at("dtype").get<std::string>());
+      t.shape = entry.at("shape").get<Sizes>();
+      const auto offsets = entry.at("data_offsets").get<std::array<int64_t, 2>>();
+      const auto begin = static_cast<int64_t>(8 + length) + std::max<int64_t>(offsets[0], 0);
+      const int64_t bytes = checked_bytes(key, t.dtype, t.shape, begin, mapped);
+      SHARDFIELD_CHECK(offsets[0] >= 0 && offsets[1] - offsets[0] == bytes, kOp, path, ": '", key,
+                       "' has offsets that do not fit its shape");
+      t.pieces.push_back({name, begin, {Sizes(t.shape.size(), 0), t.shape}, {}});
+      tensors_.emplace(key, std::move(t));
+    }
+    const auto pairs = metadata_.find(kPairs);
+    if (pairs == metadata_.end()) return;
+    for (const Json& key : Json::parse(pairs->second)) {
+      const auto found = tensors_.find(key.get<std::string>());
+      SHARDFIELD_CHECK(found != tensors_.end(), kOp, path, ": no tensor ", key.dump());
+      StoredTensor& t = found->second;
+      SHARDFIELD_CHECK(t.dtype == at::kDouble && !t.shape.empty() && t.shape.back() == 2, kOp, path,
+                       ": ", key.dump(), " is said to be complex and is not");
+      t.dtype = at::kComplexDouble;
+      t.shape.pop_back();
+      t.pieces[0].box = {Sizes(t.shape.size(), 0), t.shape};
+    }
+  });
+}
+
+const MappedFile& Reader::file(const std::string& name) {
+  auto& mapped = files_[name];
+  if (!mapped) mapped = std::make_unique<MappedFile>(folder_ + "/" + name);
+  return *mapped;
+}
+
+const StoredTensor& Reader::tensor(const std::string& name) const {
+  const auto it = tensors_.find(name);
+  SHARDFIELD_CHECK(it != tensors_.end(), kOp, "no tensor '", name, "' in ", folder_);
+  return it->second;
+}
+
+int64_t Reader::integer(const std::string& name) const {
+  int64_t found = 0;
+  parse(folder_, [&] {
+    const Json state = Json::parse(structure_);
+    for (const Json& entry : state.at("dict")) {
+      if (entry.at(0).get<std::string>() != name) continue;
+      found = entry.at(1).at("value").get<int64_t>();
+      return;
+    }
+    SHARDFIELD_CHECK(false, kOp, "no value '", name, "' in ", folder_);
+  });
+  return found;
+}
+
+void Reader::check_blocks(const MappedFile& file, const StoredPiece& piece, int64_t itemsize,
+                          const Box& part) {
+  if (!verify_ || piece.sha256.empty()) return;
+  int64_t first = 0, last = 0, stride = itemsize;
+  for (size_t d = part.shape.size(); d-- > 0;) {
+    const int64_t start = part.offset[d] - piece.box.offset[d];
+    first += start * stride;
+    last += (start + part.shape[d] - 1) * stride;
+    stride *= piece.box.shape[d];
+  }
+  for (int64_t block = first / kBlockBytes; block <= last / kBlockBytes; ++block) {
+    const int64_t begin = piece.begin + block * kBlockBytes;
+    if (good_blocks_.contains({piece.file, begin})) continue;
+    const int64_t size = std::min(kBlockBytes, stride - block * kBlockBytes);
+    const bool good = block < static_cast<int64_t>(piece.sha256.size()) &&
+                      sha256(file.data() + begin, static_cast<size_t>(size)) == piece.sha256[block];
+    SHARDFIELD_CHECK(good, kOp, file.path(), ": bytes ", begin, " to ", begin + size,
+                     " are not what was written; the file is damaged");
+    good_blocks_.emplace(piece.file, begin);
+  }
+}
+
+at::Tensor Reader::read(const std::string& name, const std::optional<Box>& box) {
+  const at::NoGradGuard no_grad;
+  const StoredTensor& t = tensor(name);
+  const Box wanted = box.value_or(Box{Sizes(t.shape.size(), 0), t.shape});
+  SHARDFIELD_CHECK(wanted.offset.size() == t.shape.size() && wanted.shape.size() == t.shape.size(),
+                   kOp, "expected a box of ", t.shape.size(), " dims for '", name, "'");
+  at::Tensor out = at::empty(wanted.shape, t.dtype);
+  for (const StoredPiece& piece : t.pieces) {
+    const auto part = overlap(wanted, piece.box);
+    if (!part) continue;
+    const MappedFile& mapped = file(piece.file);
+    const int64_t bytes = checked_bytes(name, t.dtype, piece.box.shape, piece.begin, mapped);
+    const auto itemsize = static_cast<int64_t>(c10::elementSize(t.dtype));
+    check_blocks(mapped, piece, itemsize, *part);
+    // The map is read only; nothing below writes through this tensor.
+    char* data = const_cast<char*>(mapped.data()) + piece.begin;
+    at::Tensor aligned;
+    if (reinterpret_cast<uintptr_t>(data) %
+        static_cast<uintptr_t>(std::min<int64_t>(itemsize, 8))) {
+      aligned = at::empty({bytes}, at::kByte);
+      std::memcpy(aligned.mutable_data_ptr(), data, static_cast<size_t>(bytes));
+      data = static_cast<char*>(aligned.mutable_data_ptr());
+    }
+    const at::Tensor whole = at::from_blob(data, piece.box.shape, at::dtype(t.dtype));
+    slice(out, wanted, *part).copy_(slice(whole, piece.box, *part));
+  }
+  bytes_read_ += static_cast<int64_t>(out.nbytes());
+  return out;
+}
+
+void read_into(Reader& reader, const std::string& name, at::Tensor target) {
+  const at::NoGradGuard no_grad;
+  const StoredTensor& stored = reader.tensor(name);
+  SHARDFIELD_CHECK(stored.dtype == target.scalar_type() && target.sizes() == stored.shape, kOp, "'",
+                   name, "' is ", stored.dtype, " ", c10::IntArrayRef(stored.shape),
+                   " in the checkpoint, expected ", target.scalar_type(), " ", target.sizes());
+  if (!tensor::is_sharded(target)) {
+    target.copy_(reader.read(name));
+    return;
+  }
+  const spec::Layout& layout = tensor::layout_of(target);
+  SHARDFIELD_CHECK(layout.has_single_cuts() && layout.is_simple(stored.shape.data()), kOp, "'",
+                   name, "' is cut inside a merged dim; redistribute it to Shard placements first");
+  Box box = {Sizes(stored.shape.size(), 0), stored.shape};
+  for (size_t c = 0; c < layout.cuts().size(); ++c) {
+    box.offset[layout.cuts()[c].dim] = layout.local_offset(c);
+    box.shape[layout.cuts()[c].dim] = layout.local_size(c);
+  }
+  tensor::local(target.detach()).copy_(reader.read(name, box));
+}
+
+void load_module(Reader& reader, torch::nn::Module& module, const std::string& prefix) {
+  const std::string start = prefix.empty() ? "" : prefix + "/";
+  for (const auto& entry : module.named_parameters())
+    read_into(reader, start + entry.key(), entry.value());
+  for (const auto& entry : module.named_buffers())
+    read_into(reader, start + entry.key(), entry.value());
+}
+
+}  // namespace shardfield::checkpoint

@@ -1,0 +1,91 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <torch/nn/module.h>
+
+#include "shardfield/checkpoint/mapped_file.h"
+
+namespace shardfield::checkpoint {
+
+/// A block of a tensor. Offset (2, 0) and shape (3, 4): rows 2 to 4, columns 0 to 3.
+struct Box {
+  std::vector<int64_t> offset;
+  std::vector<int64_t> shape;
+};
+
+/// One piece in a file: its place in the tensor and in the file.
+struct StoredPiece {
+  std::string file;  ///< name inside the checkpoint's folder
+  int64_t begin = 0;
+  Box box;
+  std::vector<std::string> sha256;  ///< of each block of kBlockBytes; may be empty
+};
+
+struct StoredTensor {
+  at::ScalarType dtype = at::kFloat;
+  std::vector<int64_t> shape;
+  std::vector<StoredPiece> pieces;
+};
+
+/// Bytes that one hash covers.
+inline constexpr int64_t kBlockBytes = int64_t{4} << 20;
+
+/// Reads boxes of tensors from a folder of save_sharded or from one safetensors file, through
+/// memory maps. Whatever the files hold is checked against their sizes before it is used, and the
+/// blocks that are read against their hashes. Local.
+class Reader {
+ public:
+  /// @param path    folder with shardfield.index.json, or a .safetensors file
+  /// @param verify  compare hashes
+  /// @throws c10::Error for a checkpoint that is missing, malformed, cut off or of a later version.
+  explicit Reader(const std::string& path, bool verify = true);
+
+  const std::map<std::string, StoredTensor>& tensors() const { return tensors_; }
+  /// @throws c10::Error for an unknown name.
+  const StoredTensor& tensor(const std::string& name) const;
+  /// The elements of a box; the whole tensor without one. On the CPU.
+  at::Tensor read(const std::string& name, const std::optional<Box>& box = std::nullopt);
+  /// Which save wrote the folder; empty for a file.
+  const std::string& save() const { return save_; }
+  /// The nested values as JSON text: tensors by name, everything else by value.
+  const std::string& structure() const { return structure_; }
+  /// Metadata of a safetensors file.
+  const std::map<std::string, std::string>& metadata() const { return metadata_; }
+  /// An integer that stands in the top level of the state: value("step").
+  int64_t integer(const std::string& name) const;
+  int64_t bytes_read() const { return bytes_read_; }
+
+ private:
+  void open_folder(const std::string& folder);
+  void open_file(const std::string& path);
+  const MappedFile& file(const std::string& name);
+  void check_blocks(const MappedFile& file, const StoredPiece& piece, int64_t itemsize,
+                    const Box& part);
+
+  std::string folder_;
+  bool verify_;
+  std::map<std::string, StoredTensor> tensors_;
+  std::map<std::string, std::unique_ptr<MappedFile>> files_;
+  std::set<std::pair<std::string, int64_t>> good_blocks_;
+  std::string save_, structure_;
+  std::map<std::string, std::string> metadata_;
+  int64_t bytes_read_ = 0;
+};
+
+/// Fills this rank's piece of a plain or sharded tensor with its range of a stored one, in place.
+/// Local. @throws c10::Error when shape or dtype differ.
+void read_into(Reader& reader, const std::string& name, at::Tensor target);
+
+/// Fills parameters and buffers of a module, plain or sharded, from the names
+/// "<prefix>/<parameter>" that Python's save_sharded({"model": net}) writes. Local.
+void load_module(Reader& reader, torch::nn::Module& module, const std::string& prefix = "model");
+
+}  // namespace shardfield::checkpoint
