@@ -15,6 +15,7 @@ import pytest
 import safetensors.torch
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 from oracle import arange, assert_equal, full, numbers, sharded
 from rank_pool import mesh_of
 from shardfield._core import core
@@ -29,6 +30,7 @@ from torch.distributed.tensor import Shard, distribute_tensor
 from shardfield.checkpoint import (
     CheckpointError,
     Reader,
+    load_dcp,
     load_full,
     load_sharded,
     save_full,
@@ -338,6 +340,39 @@ def test_whole_files_need_no_shardfield(run_ranks, ranks, tmp_path):
         "state.pt",
         "values.safetensors",
     ]
+
+
+def save_with_torch(folder: str) -> None:
+    mesh = mesh_of((dist.get_world_size(),))
+    torch.manual_seed(4)
+    net = nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 3)).double()
+    fully_shard(net, mesh=mesh)
+    rows = distribute_tensor(numbers(5, 4), mesh, [Shard(0)])
+    dcp.save({"model": net.state_dict(), "x": {"rows": rows}}, checkpoint_id=folder)
+
+
+def load_from_torch(folder: str) -> None:
+    torch.manual_seed(4)
+    wanted = nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 3)).double()
+    net = nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 3)).double()
+    rows = chunked(torch.zeros(5, 4, dtype=torch.float64), 1)
+    state = {"model": net, "x": {"rows": rows}}
+    with pytest.raises(CheckpointError, match="pass allow_pickle=True"):
+        load_dcp(folder, state)
+    assert load_dcp(folder, state, allow_pickle=True) is state
+    assert_equal(rows, numbers(5, 4), "rows")
+    for p, q in zip(net.parameters(), wanted.parameters(), strict=True):
+        assert torch.equal(p, q)
+    with pytest.raises(CheckpointError, match=r"ranks \[.*Missing key"):
+        load_dcp(folder, {"y": torch.zeros(1)}, allow_pickle=True)
+    with pytest.raises(CheckpointError, match="holds no checkpoint of torch"):
+        load_dcp(f"{folder}/no", state, allow_pickle=True)
+
+
+def test_checkpoints_of_torch_are_read(run_ranks, tmp_path):
+    run_ranks(2, save_with_torch, folder=str(tmp_path))
+    for ranks in (1, 3):
+        run_ranks(ranks, load_from_torch, folder=str(tmp_path))
 
 
 def naive_save(folder: str) -> None:

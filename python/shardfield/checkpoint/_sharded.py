@@ -19,6 +19,7 @@ import os
 import re
 import threading
 import uuid
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from math import prod
@@ -73,7 +74,7 @@ class SaveHandle:
 
 
 _running: SaveHandle | None = None
-_background: dict[int, dist.ProcessGroup] = {}
+_background: weakref.WeakKeyDictionary[Any, dist.ProcessGroup] = weakref.WeakKeyDictionary()
 
 
 def _with_rng(state: Mapping[str, Any]) -> dict[str, Any]:
@@ -157,9 +158,9 @@ def save_sharded(
         >>> save_sharded("run/last", {"model": net, "optimizer": optimizer, "step": step})
     """
     global _running
-    if _running is not None:
-        _running.wait()
-        _running = None
+    before, _running = _running, None
+    if before is not None:
+        before.wait()
     ranks = Ranks(group)
     folder = Path(path)
 
@@ -199,11 +200,12 @@ def _background_ranks(ranks: Ranks) -> Ranks:
     """
     if ranks.group is None:
         return ranks
-    key = id(ranks.group)
-    if key not in _background:
+    if ranks.group not in _background:
         members = dist.get_process_group_ranks(ranks.group)
-        _background[key] = dist.new_group(members, backend="gloo", use_local_synchronization=True)
-    return Ranks(_background[key])
+        _background[ranks.group] = dist.new_group(
+            members, backend="gloo", use_local_synchronization=True
+        )
+    return Ranks(_background[ranks.group])
 
 
 class _Save:

@@ -201,9 +201,9 @@ def _await(request: Any, deadline: float, what: str) -> None:
 def _all_gather_text(comm: Any, text: str, deadline: float) -> list[str]:
     """Every solver rank's text, through MPI. Collective over the communicator."""
     data = text.encode()
-    mine = np.zeros(_CARD_BYTES, dtype=np.uint8)
+    mine: Any = np.zeros(_CARD_BYTES, dtype=np.uint8)
     mine[: len(data)] = np.frombuffer(data, dtype=np.uint8)
-    every = np.zeros((comm.Get_size(), _CARD_BYTES), dtype=np.uint8)
+    every: Any = np.zeros((comm.Get_size(), _CARD_BYTES), dtype=np.uint8)
     _await(comm.Iallgather(mine, every), deadline, "gather")
     return [row.tobytes().rstrip(b"\0").decode() for row in every]
 
@@ -263,7 +263,7 @@ def _check_ring(send: Callable[[int], int], tokens: list[int], rank: int) -> Non
 
 def _pass_through_mpi(comm: Any, token: int, step: int, deadline: float) -> int:
     rank, size = comm.Get_rank(), comm.Get_size()
-    got = np.zeros(1, dtype=np.int64)
+    got: Any = np.zeros(1, dtype=np.int64)
     receive = comm.Irecv(got, source=(rank - step) % size, tag=step)
     sent = comm.Isend(np.array([token], dtype=np.int64), dest=(rank + step) % size, tag=step)
     _await(receive, deadline, "message")
