@@ -23,8 +23,9 @@ else
 fi
 [ -f /usr/include/nlohmann/json.hpp ] || [ -f /usr/local/include/nlohmann/json.hpp ] \
   || missing+=(nlohmann-json3-dev)
-# Real launchers for the tests.
+# Real launchers for the tests, and MPI for the example that is an MPI program.
 has mpirun.openmpi || missing+=(openmpi-bin)
+has mpicxx.openmpi || missing+=(libopenmpi-dev)
 has mpirun.mpich || missing+=(mpich)
 [ -f /usr/include/gtest/gtest.h ] || [ -f /usr/local/include/gtest/gtest.h ] || missing+=(libgtest-dev)
 
