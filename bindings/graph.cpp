@@ -1,9 +1,13 @@
+#include <numeric>
+
 #include <pybind11/functional.h>
 #include <pybind11/numpy.h>
 
 #include "bindings/module.h"
 
+#include "shardfield/comm/collectives.h"
 #include "shardfield/exchange/listed_rows.h"
+#include "shardfield/graph/curve.h"
 #include "shardfield/graph/halo_graph.h"
 #include "shardfield/graph/library.h"
 #include "shardfield/graph/partition.h"
@@ -122,6 +126,60 @@ py::tuple label_cells(const graph::Mesh& mesh, int64_t num_parts, const std::str
     labels = graph::partition_labels(mesh, num_parts, options);
   }
   return labels_with_story(std::move(labels));
+}
+
+/// The ranks of a mesh, for algorithms that know no transport.
+graph::Together together_on(const spec::Mesh& mesh, const c10::Device& device) {
+  std::vector<int> axes(mesh.shape.size());
+  std::iota(axes.begin(), axes.end(), 0);
+  const auto reduce = [&mesh, device, axes](void* data, size_t count, at::ScalarType type,
+                                            comm::Reduction how) {
+    const at::Tensor here = at::from_blob(data, {static_cast<int64_t>(count)}, type);
+    here.copy_(comm::all_reduce(here.to(device), mesh, axes, how));
+  };
+  const auto every = [&mesh, device](const std::vector<int64_t>& own) {
+    return comm::all_gather_ints(own, mesh, device);
+  };
+  graph::Together together;
+  together.max = [reduce](std::span<double> values) {
+    reduce(values.data(), values.size(), at::kDouble, comm::Reduction::kMax);
+  };
+  together.sum = [reduce](std::span<int64_t> values) {
+    reduce(values.data(), values.size(), at::kLong, comm::Reduction::kSum);
+  };
+  together.first = [every, rank = mesh.rank](int64_t value) {
+    const auto all = every({value});
+    int64_t before = 0;
+    for (int r = 0; r < rank; ++r) before += all[static_cast<size_t>(r)][0];
+    return before;
+  };
+  together.gather = [every](std::span<const int64_t> own) {
+    const auto counts = every({static_cast<int64_t>(own.size())});
+    int64_t most = 0;
+    for (const auto& count : counts) most = std::max(most, count[0]);
+    if (most == 0) return std::vector<int64_t>();
+    std::vector<int64_t> padded(own.begin(), own.end());
+    padded.resize(static_cast<size_t>(most));
+    const auto all = every(padded);
+    std::vector<int64_t> joined;
+    for (size_t r = 0; r < all.size(); ++r) {
+      joined.insert(joined.end(), all[r].begin(), all[r].begin() + counts[r][0]);
+    }
+    return joined;
+  };
+  return together;
+}
+
+Labels label_range(const Doubles& centers, const std::string& method, int64_t num_parts,
+                   const spec::Mesh& mesh, const std::string& device, int num_threads) {
+  const auto curve = method == "morton" ? graph::Curve::morton : graph::Curve::hilbert;
+  std::vector<int32_t> labels;
+  {
+    const py::gil_scoped_release no_gil;
+    labels = graph::cut_ranges(view(centers), curve, graph::CurveBox::stretched, num_parts,
+                               together_on(mesh, c10::Device(device)), num_threads);
+  }
+  return given(std::move(labels));
 }
 
 using Pieces = std::vector<std::shared_ptr<graph::Piece>>;
@@ -351,6 +409,7 @@ void bind_graph(py::module_& m) {
   bind_pieces(m);
   bind_halo_graphs(m);
   m.def("graph_label_cells", &label_cells);
+  m.def("graph_label_range", &label_range);
   m.def("graph_cut_mesh", &cut_mesh);
   m.def("graph_cut_by_labels", &cut_by_labels);
   m.def("graph_plan_exchanges", &plan_rows);

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cmath>
 #include <limits>
+#include <utility>
 
 #include "shardfield/graph/parallel.h"
 
@@ -80,23 +81,23 @@ struct Box {
   std::array<double, 3> scale{};
 };
 
-Box box_of(std::span<const double> centers, CurveBox shape) {
-  Box box;
-  std::array<double, 3> high{};
-  for (size_t axis = 0; axis < 3; ++axis) {
-    box.low[axis] = std::numeric_limits<double>::infinity();
-    high[axis] = -box.low[axis];
-  }
+/// Box of the centers of all ranks.
+Box box_of(std::span<const double> centers, CurveBox shape, const Together& together) {
+  std::array<double, 6> ends{};  // low corner with its sign turned, high corner
+  ends.fill(-std::numeric_limits<double>::infinity());
   for (size_t i = 0; i < centers.size(); i += 3) {
     for (size_t axis = 0; axis < 3; ++axis) {
-      box.low[axis] = std::min(box.low[axis], centers[i + axis]);
-      high[axis] = std::max(high[axis], centers[i + axis]);
+      ends[axis] = std::max(ends[axis], -centers[i + axis]);
+      ends[axis + 3] = std::max(ends[axis + 3], centers[i + axis]);
     }
   }
+  together.max(ends);
   double longest = 0;
-  for (size_t axis = 0; axis < 3; ++axis) longest = std::max(longest, high[axis] - box.low[axis]);
+  for (size_t axis = 0; axis < 3; ++axis) longest = std::max(longest, ends[axis + 3] + ends[axis]);
+  Box box;
   for (size_t axis = 0; axis < 3; ++axis) {
-    const double extent = shape == CurveBox::cubic ? longest : high[axis] - box.low[axis];
+    const double extent = shape == CurveBox::cubic ? longest : ends[axis + 3] + ends[axis];
+    box.low[axis] = -ends[axis];
     box.scale[axis] = extent > 0 ? kTopCell / extent : 0;
   }
   return box;
@@ -109,6 +110,19 @@ std::array<uint32_t, 3> grid_point(const double* center, const Box& box) {
     point[axis] = std::min(kTopCell, static_cast<uint32_t>(place));
   }
   return point;
+}
+
+std::vector<uint64_t> keys_in(const Box& box, std::span<const double> centers, Curve curve,
+                              int num_threads) {
+  std::vector<uint64_t> keys(centers.size() / 3);
+  parallel_ranges(static_cast<int64_t>(keys.size()), num_threads, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      const auto point = grid_point(centers.data() + i * 3, box);
+      keys[static_cast<size_t>(i)] =
+          curve == Curve::hilbert ? hilbert_key(point) : morton_key(point);
+    }
+  });
+  return keys;
 }
 
 struct KeyedCell {
@@ -134,8 +148,9 @@ void sort_cells(std::vector<KeyedCell>& cells, int num_threads) {
 constexpr int kBucketBits = 18;
 constexpr int kBucketShift = 3 * kCurveBits - kBucketBits;
 
-/// Number of keys per value of their top bits, counted on all threads.
-std::vector<int64_t> bucket_starts(std::span<const uint64_t> keys, int num_threads) {
+/// Number of keys before each value of their top bits, over all ranks.
+std::vector<int64_t> bucket_starts(std::span<const uint64_t> keys, const Together& together,
+                                   int num_threads) {
   std::vector<std::atomic<int64_t>> counts(size_t{1} << kBucketBits);
   parallel_ranges(static_cast<int64_t>(keys.size()), num_threads, [&](int64_t begin, int64_t end) {
     std::vector<int32_t> own(counts.size());
@@ -144,23 +159,52 @@ std::vector<int64_t> bucket_starts(std::span<const uint64_t> keys, int num_threa
       if (own[b] != 0) counts[b] += own[b];
     }
   });
-  std::vector<int64_t> starts(counts.size() + 1);
-  for (size_t b = 0; b < counts.size(); ++b) starts[b + 1] = starts[b] + counts[b];
+  std::vector<int64_t> starts(counts.begin(), counts.end());
+  together.sum(starts);
+  int64_t before = 0;
+  for (int64_t& start : starts) before += std::exchange(start, before);
+  starts.push_back(before);
   return starts;
 }
 
-/// Only the cells of buckets that a border cuts need sorting; the others know their part at once.
-std::vector<int32_t> cut_evenly(std::span<const uint64_t> keys, int64_t num_parts,
-                                int num_threads) {
-  const auto count = static_cast<int64_t>(keys.size());
-  const std::vector<int64_t> starts = bucket_starts(keys, num_threads);
-  std::vector<int32_t> part_of_bucket(starts.size() - 1, -1);
-  const auto part_of = [&](int64_t rank) { return static_cast<int32_t>(rank * num_parts / count); };
+/// The cells of all ranks whose bucket is cut, in order along the curve.
+std::vector<KeyedCell> gather_cells(const std::vector<KeyedCell>& own, const Together& together,
+                                    int num_threads) {
+  std::vector<int64_t> numbers;
+  numbers.reserve(own.size() * 2);
+  for (const KeyedCell& cell : own) {
+    numbers.push_back(static_cast<int64_t>(cell.key));
+    numbers.push_back(cell.cell);
+  }
+  const std::vector<int64_t> all = together.gather(numbers);
+  std::vector<KeyedCell> cells(all.size() / 2);
+  for (size_t i = 0; i < cells.size(); ++i) {
+    cells[i] = {static_cast<uint64_t>(all[2 * i]), all[2 * i + 1]};
+  }
+  sort_cells(cells, num_threads);
+  return cells;
+}
+
+/// Part of each bucket that lies in one part; -1 for those that a border cuts.
+std::vector<int32_t> parts_of_buckets(const std::vector<int64_t>& starts, int64_t num_parts) {
+  std::vector<int32_t> parts(starts.size() - 1, -1);
   for (size_t b = 0; b + 1 < starts.size(); ++b) {
     if (starts[b] == starts[b + 1]) continue;
-    const int32_t part = part_of(starts[b]);
-    if (part == part_of(starts[b + 1] - 1)) part_of_bucket[b] = part;
+    const int64_t first = starts[b] * num_parts / starts.back();
+    const int64_t last = (starts[b + 1] - 1) * num_parts / starts.back();
+    if (first == last) parts[b] = static_cast<int32_t>(first);
   }
+  return parts;
+}
+
+/// Only the cells of buckets that a border cuts need sorting; the others know their part at once.
+///
+/// @param first_cell  number of this rank's first cell
+std::vector<int32_t> cut_evenly(std::span<const uint64_t> keys, int64_t first_cell,
+                                int64_t num_parts, const Together& together, int num_threads) {
+  const auto count = static_cast<int64_t>(keys.size());
+  const std::vector<int64_t> starts = bucket_starts(keys, together, num_threads);
+  const std::vector<int32_t> part_of_bucket = parts_of_buckets(starts, num_parts);
   std::vector<int32_t> labels(keys.size());
   parallel_ranges(count, num_threads, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
@@ -169,14 +213,17 @@ std::vector<int32_t> cut_evenly(std::span<const uint64_t> keys, int64_t num_part
   });
   std::vector<KeyedCell> undecided;
   for (int64_t i = 0; i < count; ++i) {
-    if (labels[static_cast<size_t>(i)] < 0) undecided.push_back({keys[static_cast<size_t>(i)], i});
+    if (labels[static_cast<size_t>(i)] >= 0) continue;
+    undecided.push_back({keys[static_cast<size_t>(i)], first_cell + i});
   }
-  sort_cells(undecided, num_threads);
+  undecided = gather_cells(undecided, together, num_threads);
   int64_t rank = 0;
   for (size_t i = 0; i < undecided.size(); ++i) {
     const uint64_t bucket = undecided[i].key >> kBucketShift;
     rank = i > 0 && undecided[i - 1].key >> kBucketShift == bucket ? rank + 1 : starts[bucket];
-    labels[static_cast<size_t>(undecided[i].cell)] = part_of(rank);
+    const int64_t here = undecided[i].cell - first_cell;
+    if (here < 0 || here >= count) continue;
+    labels[static_cast<size_t>(here)] = static_cast<int32_t>(rank * num_parts / starts.back());
   }
   return labels;
 }
@@ -201,18 +248,23 @@ uint64_t morton_key(const std::array<uint32_t, 3>& point) {
   return key;
 }
 
+Together alone() {
+  return {
+      [](std::span<double>) {}, [](std::span<int64_t>) {}, [](int64_t) { return int64_t{0}; },
+      [](std::span<const int64_t> own) { return std::vector<int64_t>(own.begin(), own.end()); }};
+}
+
 std::vector<uint64_t> curve_keys(std::span<const double> centers, Curve curve, CurveBox shape,
                                  int num_threads) {
-  const Box box = box_of(centers, shape);
-  std::vector<uint64_t> keys(centers.size() / 3);
-  parallel_ranges(static_cast<int64_t>(keys.size()), num_threads, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) {
-      const auto point = grid_point(centers.data() + i * 3, box);
-      keys[static_cast<size_t>(i)] =
-          curve == Curve::hilbert ? hilbert_key(point) : morton_key(point);
-    }
-  });
-  return keys;
+  return keys_in(box_of(centers, shape, alone()), centers, curve, num_threads);
+}
+
+std::vector<int32_t> cut_ranges(std::span<const double> centers, Curve curve, CurveBox shape,
+                                int64_t num_parts, const Together& together, int num_threads) {
+  const auto count = static_cast<int64_t>(centers.size() / 3);
+  const Box box = box_of(centers, shape, together);
+  const std::vector<uint64_t> keys = keys_in(box, centers, curve, num_threads);
+  return cut_evenly(keys, together.first(count), num_parts, together, num_threads);
 }
 
 std::vector<int64_t> order_of(std::span<const uint64_t> keys, int num_threads) {
@@ -226,7 +278,7 @@ std::vector<int64_t> order_of(std::span<const uint64_t> keys, int num_threads) {
 
 std::vector<int32_t> cut_order(std::span<const uint64_t> keys, std::span<const double> weights,
                                int64_t num_parts, int num_threads) {
-  if (weights.empty()) return cut_evenly(keys, num_parts, num_threads);
+  if (weights.empty()) return cut_evenly(keys, 0, num_parts, alone(), num_threads);
   double total = 0;
   for (const double w : weights) total += w;
   std::vector<int32_t> labels(keys.size());

@@ -2,6 +2,7 @@
 
 #include <array>
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <vector>
 
@@ -43,6 +44,29 @@ enum class CurveBox {
 [[nodiscard]] std::vector<int32_t> cut_order(std::span<const uint64_t> keys,
                                              std::span<const double> weights, int64_t num_parts,
                                              int num_threads);
+
+/// What ranks do together, given by whoever has a transport. Every rank calls in the same order.
+struct Together {
+  std::function<void(std::span<double>)> max;   ///< Replaces each number by the ranks' largest.
+  std::function<void(std::span<int64_t>)> sum;  ///< Replaces each number by the ranks' sum.
+  std::function<int64_t(int64_t)> first;        ///< Sum of the numbers of the ranks before this.
+  /// The numbers of all ranks, in rank order; ranks may give different counts.
+  std::function<std::vector<int64_t>(std::span<const int64_t>)> gather;
+};
+
+/// A single rank's Together: nothing to do.
+[[nodiscard]] Together alone();
+
+/// Labels of this rank's cells where each rank holds consecutive cells of one mesh: exactly the
+/// labels that cut_order gives for the whole mesh, whatever the number of ranks. No rank needs the
+/// whole: ranks exchange a box, counts of 2^18 buckets along the curve, and the keys of those cells
+/// whose bucket holds a border between parts. Collective over the ranks of `together`.
+///
+/// @param centers  of this rank's cells, (num_cells here, 3)
+/// @return part of each of this rank's cells
+[[nodiscard]] std::vector<int32_t> cut_ranges(std::span<const double> centers, Curve curve,
+                                              CurveBox box, int64_t num_parts,
+                                              const Together& together, int num_threads);
 
 /// Rank of the first of n cells that belongs to `part` in an even cut. Example: 3 cells in 2
 /// parts start at 0 and 2.

@@ -10,10 +10,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
+from torch.distributed.device_mesh import DeviceMesh
 
 from shardfield._core import core
 from shardfield.graph._libraries import find_libraries
 from shardfield.graph._mesh import CellBlock, Mesh, as_mesh, grid_of
+from shardfield.graph._ranges import label_range
 
 Progress = Callable[[str], None]
 
@@ -270,12 +272,17 @@ def partition_labels(
     num_threads: int = 0,
     seed: int = 0,
     progress: Progress | None = None,
+    over: DeviceMesh | None = None,
 ) -> NDArray[np.int32]:
-    """The part of every cell, 0 .. num_parts - 1. Local; the same at every call and for any number
-    of threads. Sizes differ by at most one cell (see `partition` for weights and tolerance).
+    """The part of every cell, 0 .. num_parts - 1. The same at every call and for any number of
+    threads. Sizes differ by at most one cell (see `partition` for weights and tolerance).
+
+    Local; with `over` collective over that mesh: each rank passes only its range of the cells, in
+    rank order, and gets the labels of those, exactly as if one rank had passed the whole.
 
     Args:
-        mesh: a `Mesh`, a meshio mesh or a pyvista data set.
+        mesh: a `Mesh`, a meshio mesh or a pyvista data set. With `over` this rank's cells and the
+            points they need, or None where it has no cells.
         num_parts: how many parts; more than cells leaves some empty.
         method: see `partition`.
         weights: see `partition`.
@@ -285,18 +292,28 @@ def partition_labels(
         num_threads: 0 means one per core.
         seed: see `partition`.
         progress: told each step by name.
+        over: mesh of the ranks that hold the cells in ranges; for "hilbert" and "morton" without
+            weights.
 
     Returns:
         int32, (num_cells,); cells numbered through the blocks in order.
 
     Raises:
-        ValueError: for arguments out of range, an unknown method, or nonzero ghost_layers.
+        ValueError: for arguments out of range, an unknown method, nonzero ghost_layers, or with
+            `over` another method or weights; a mesh that one rank cannot use is an error on all.
         RuntimeError: for a method whose library is not there.
 
     Example:
         >>> partition_labels(row_of_3_cells, 2, "hilbert")
         array([0, 0, 1], dtype=int32)
     """
+    if over is not None:
+        if ghost_layers or weights is not None or method not in ("hilbert", "morton"):
+            raise ValueError(
+                'partition_labels: with the cells spread over ranks, expected method "hilbert" or '
+                f'"morton" without weights and ghosts, got {method!r}; gather the mesh for others'
+            )
+        return label_range(mesh, num_parts, method, over, num_threads)
     find_libraries()
     whole = as_mesh(mesh)
     labels, _, _ = core.graph_label_cells(

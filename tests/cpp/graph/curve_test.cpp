@@ -1,8 +1,12 @@
 #include "shardfield/graph/curve.h"
 
 #include <algorithm>
+#include <barrier>
+#include <bit>
 #include <cstdlib>
+#include <numeric>
 #include <random>
+#include <thread>
 
 #include <gtest/gtest.h>
 
@@ -107,6 +111,80 @@ TEST(Curve, CutEqualsTheSortedOneForAnyThreads) {
         ASSERT_EQ(curve_keys(centers, curve, CurveBox::stretched, threads), keys);
         ASSERT_EQ(cut_order(keys, {}, parts, threads), expected);
       }
+    }
+  }
+}
+
+/// Ranks as threads that meet at a barrier.
+class Meeting {
+ public:
+  explicit Meeting(int ranks) : barrier_(ranks), numbers_(static_cast<size_t>(ranks)) {}
+
+  Together of(size_t rank) {
+    Together together;
+    together.max = [this, rank](std::span<double> values) {
+      std::vector<int64_t> bits;
+      for (const double v : values) bits.push_back(std::bit_cast<int64_t>(v));
+      const auto all = meet(rank, bits);
+      for (size_t i = 0; i < all.size(); ++i) {
+        double& v = values[i % values.size()];
+        v = std::max(v, std::bit_cast<double>(all[i]));
+      }
+    };
+    together.sum = [this, rank](std::span<int64_t> values) {
+      const auto all = meet(rank, {values.begin(), values.end()});
+      std::fill(values.begin(), values.end(), 0);
+      for (size_t i = 0; i < all.size(); ++i) values[i % values.size()] += all[i];
+    };
+    together.first = [this, rank](int64_t value) {
+      const auto all = meet(rank, {value});
+      return std::accumulate(all.begin(), all.begin() + static_cast<std::ptrdiff_t>(rank),
+                             int64_t{0});
+    };
+    together.gather = [this, rank](std::span<const int64_t> own) {
+      return meet(rank, {own.begin(), own.end()});
+    };
+    return together;
+  }
+
+ private:
+  std::vector<int64_t> meet(size_t rank, std::vector<int64_t> own) {
+    numbers_[rank] = std::move(own);
+    barrier_.arrive_and_wait();
+    std::vector<int64_t> all;
+    for (const auto& list : numbers_) all.insert(all.end(), list.begin(), list.end());
+    barrier_.arrive_and_wait();
+    return all;
+  }
+
+  std::barrier<> barrier_;
+  std::vector<std::vector<int64_t>> numbers_;
+};
+
+TEST(Curve, RangesOfRanksGetTheLabelsOfTheWhole) {
+  const auto centers = random_centers(3000, 11);
+  for (const auto& borders :
+       {std::vector<size_t>{0, 3000}, {0, 1500, 3000}, {0, 1, 1, 2999, 3000}, {0, 0, 3000}}) {
+    for (const int64_t parts : {1, 5, 64}) {
+      const auto expected =
+          cut_order(curve_keys(centers, Curve::hilbert, CurveBox::stretched, 1), {}, parts, 1);
+      const size_t ranks = borders.size() - 1;
+      Meeting meeting(static_cast<int>(ranks));
+      std::vector<std::vector<int32_t>> labels(ranks);
+      {
+        std::vector<std::jthread> threads;
+        for (size_t rank = 0; rank < ranks; ++rank) {
+          threads.emplace_back([&, rank] {
+            const auto own = std::span(centers).subspan(borders[rank] * 3,
+                                                        (borders[rank + 1] - borders[rank]) * 3);
+            labels[rank] =
+                cut_ranges(own, Curve::hilbert, CurveBox::stretched, parts, meeting.of(rank), 1);
+          });
+        }
+      }
+      std::vector<int32_t> all;
+      for (const auto& list : labels) all.insert(all.end(), list.begin(), list.end());
+      EXPECT_EQ(all, expected) << ranks << " ranks, " << parts << " parts";
     }
   }
 }
