@@ -38,7 +38,7 @@ def starts_torch() -> None:
 def agreed() -> None:
     assert align_communicators(WORLD).rank == RANK
     assert align_communicators((RANK, SIZE)).rank == RANK
-    assert align_communicators((RANK, SIZE), name="other").rank == RANK
+    assert align_communicators(RANK, SIZE, name="other").rank == RANK
 
 
 def permuted() -> None:

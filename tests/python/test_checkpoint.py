@@ -304,7 +304,9 @@ def save_whole(folder: str) -> None:
     }
     state = {"values": values, "note": "text", "sizes": (1, [2.5, None, True])}
     save_full(f"{folder}/state.pt", state)
-    save_full(f"{folder}/values.safetensors", values)
+    save_full(values, f"{folder}/values.safetensors")  # either order
+    with pytest.raises(TypeError, match="expected a path and a state, got dict and int"):
+        save_full(values, 3)
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 3))
     wanted = {k: v.clone() for k, v in net.state_dict().items()}
@@ -319,7 +321,7 @@ def save_whole(folder: str) -> None:
     load_full(f"{folder}/net.pt", net)
     assert all(torch.equal(v.full_tensor(), wanted[k]) for k, v in net.state_dict().items())
     target = {k: torch.zeros_like(v) for k, v in values.items()}
-    load_full(f"{folder}/values.safetensors", target)
+    load_full(target, f"{folder}/values.safetensors")
     assert_equal(target["sharded"], numbers(5, 4), "sharded")
     assert_equal(target["columns"], numbers(4, 5, seed=1), "columns")
 

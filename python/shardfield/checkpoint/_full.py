@@ -33,7 +33,7 @@ def save_full(
     weights_only=True)` reads it. An older file of the name stays until the new one is complete.
 
     Args:
-        path: of the file; written by rank 0 only.
+        path: of the file; written by rank 0 only (path and state may change places).
         state: a module, an optimizer, a state_dict, or nested mappings, lists and tuples of these,
             tensors (plain, sharded, DTensor), numbers, strings and None.
         group: the ranks that hold the state together; None for all.
@@ -47,6 +47,7 @@ def save_full(
         >>> save_full("net.safetensors", net)
         >>> plain_net.load_state_dict(safetensors.torch.load_file("net.safetensors"))
     """
+    path, state = _state.path_first(path, state)
     ranks = Ranks(group)
     target = Path(path)
     pieces: dict[str, _state.Piece] = {}
@@ -179,6 +180,7 @@ def load_full(
         CheckpointError: on all ranks: a file that is missing, cut off or malformed, names, shapes
             or dtypes that do not fit.
     """
+    path, state = _state.path_first(path, state)
     ranks = Ranks(group)
     source = Path(path)
     loaded: list[Any] = []

@@ -138,7 +138,7 @@ def save_sharded(
     A checkpoint that is in the folder already stays loadable until the new one is complete.
 
     Args:
-        path: folder that all ranks see.
+        path: folder that all ranks see (path and state may change places).
         state: nested mappings, lists and tuples of tensors (plain: equal on all ranks, sharded,
             DTensor), numbers, strings, None, and objects with a state_dict: modules, optimizers,
             schedulers. The names and the values that are no tensors must be equal on all ranks.
@@ -161,6 +161,7 @@ def save_sharded(
     before, _running = _running, None
     if before is not None:
         before.wait()
+    path, state = _state.path_first(path, state)
     ranks = Ranks(group)
     folder = Path(path)
 
@@ -417,6 +418,7 @@ def load_sharded(
         CheckpointError: on all ranks: no checkpoint, a damaged one, names, shapes or dtypes that do
             not fit.
     """
+    path, state = _state.path_first(path, state)
     ranks = Ranks(group)
     loaded: list[Any] = []
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -74,6 +75,21 @@ def manifest(pieces: Mapping[str, Piece]) -> dict[str, dict[str, Any]]:
         }
         for name, p in pieces.items()
     }
+
+
+def path_first(path: Any, state: Any) -> tuple[Any, Any]:
+    """The two in this order, whichever way round they came: torch.save takes the object first.
+
+    Raises:
+        TypeError: neither is a path.
+    """
+    if isinstance(path, (str, os.PathLike)):
+        return path, state
+    if isinstance(state, (str, os.PathLike)):
+        return state, path
+    raise TypeError(
+        f"checkpoint: expected a path and a state, got {type(path).__name__} and {type(state).__name__}"
+    )
 
 
 def is_stateful(value: Any) -> bool:

@@ -45,6 +45,7 @@ class Alignment:
 
 def align_communicators(
     comm: Any,
+    size: int | None = None,
     *,
     group: Group = None,
     name: str = "solver",
@@ -59,7 +60,8 @@ def align_communicators(
     and through torch. Collective over the solver's ranks, and only over them.
 
     Args:
-        comm: the solver's communicator (mpi4py), or its (rank, size).
+        comm: the solver's communicator (mpi4py), its (rank, size), or its rank.
+        size: the solver's size, where `comm` is its rank.
         group: with (rank, size): torch's group of the solver's ranks; all ranks when None.
         name: tells solvers apart that share torch's ranks; equal on the ranks of one solver.
         addr: host of solver rank 0 for starting torch; else MPI tells it, or MASTER_ADDR.
@@ -80,7 +82,7 @@ def align_communicators(
         >>> mesh = DeviceMesh.from_group(alignment.group, "cpu")
     """
     mpi = _is_mpi(comm)
-    rank, size = (comm.Get_rank(), comm.Get_size()) if mpi else _pair(comm)
+    rank, size = (comm.Get_rank(), comm.Get_size()) if mpi else _pair(comm, size)
     if not 0 <= rank < size:
         raise RuntimeError(f"{_OP}: expected a rank in [0, {size}), got {rank}")
     deadline = time.monotonic() + timeout_s
@@ -115,7 +117,9 @@ def _is_mpi(comm: Any) -> bool:
     return all(hasattr(comm, name) for name in ("Get_rank", "Get_size", "Iallgather", "Isend"))
 
 
-def _pair(comm: Any) -> tuple[int, int]:
+def _pair(comm: Any, size: int | None) -> tuple[int, int]:
+    if isinstance(comm, int) and size is not None:
+        return comm, size
     if isinstance(comm, (tuple, list)) and len(comm) == 2:
         return int(comm[0]), int(comm[1])
     raise TypeError(
