@@ -17,15 +17,21 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from oracle import arange, assert_equal, full, numbers, sharded
-from rank_pool import mesh_of
+from rank_pool import device_type, mesh_of
 from shardfield._core import core
 from shardfield.checkpoint._format import BLOCK_BYTES
 from shardfield.checkpoint._plan import assign_owners
 from shardfield.checkpoint._sharded import index_bytes
 from shardfield.domain_parallel import shard_tensor
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Shard, distribute_tensor
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    parallelize_module,
+)
 
 from shardfield.checkpoint import (
     CheckpointError,
@@ -134,6 +140,37 @@ def test_N3_five_rows_on_a_two_by_two_mesh(run_ranks, tmp_path):
     run_ranks(4, save_on_two_axes, folder=folder)
     run_ranks(4, load_on_two_axes, folder=folder)
     run_ranks(3, load_plain, folder=folder)
+
+
+def two_level_net() -> nn.Sequential:
+    torch.manual_seed(6)
+    return nn.Sequential(nn.Linear(4, 10), nn.Linear(10, 3)).double()
+
+
+def save_with_strided_shards(folder: str) -> None:
+    """FSDP2 over one axis of a tensor-parallel layer: both axes cut the same dim."""
+    mesh = init_device_mesh(device_type(), (2, 2), mesh_dim_names=("data", "model"))
+    net = parallelize_module(
+        two_level_net(), mesh["model"], {"0": ColwiseParallel(), "1": RowwiseParallel()}
+    )
+    fully_shard(net, mesh=mesh["data"])
+    save_sharded(folder, {"model": net}, rng=False)
+
+
+def load_into_plain(folder: str) -> None:
+    net = two_level_net()
+    wanted = {k: v.clone() for k, v in net.state_dict().items()}
+    with torch.no_grad():
+        for p in net.parameters():
+            p.zero_()
+    load_sharded(folder, {"model": net})
+    for name, value in net.state_dict().items():
+        assert torch.equal(value, wanted[name]), name
+
+
+def test_N3_two_axes_that_cut_one_dim_of_a_model(run_ranks, tmp_path):
+    run_ranks(4, save_with_strided_shards, folder=str(tmp_path))
+    run_ranks(3, load_into_plain, folder=str(tmp_path))
 
 
 def save_fused(folder: str) -> None:
