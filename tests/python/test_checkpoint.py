@@ -8,6 +8,7 @@ import math
 import os
 import random
 import signal
+import threading
 import time
 from pathlib import Path
 
@@ -17,7 +18,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from oracle import arange, assert_equal, full, numbers, sharded
-from rank_pool import device_type, mesh_of
+from rank_pool import RankFailure, device_type, mesh_of
 from shardfield._core import core
 from shardfield.checkpoint._format import BLOCK_BYTES
 from shardfield.checkpoint._plan import assign_owners
@@ -589,6 +590,33 @@ def test_killed_at_any_moment_the_last_good_checkpoint_loads(tmp_path):
     assert len(seen) > 3
     save_sharded(tmp_path, {"x": torch.ones(1), "step": 1}, rng=False)
     assert len(list(tmp_path.glob("*.safetensors"))) == 1
+
+
+def one_rank_is_killed(folder: str, after_s: float) -> None:
+    """Both save step after step; rank 1 is killed by a timer, wherever it is by then."""
+    x = chunked(torch.zeros(20000, 2))
+    step = 0
+    while True:
+        with torch.no_grad():
+            x.fill_(step)
+        save_sharded(folder, {"x": x, "step": step}, rng=False)
+        if step == 0 and dist.get_rank() == 1:
+            threading.Timer(after_s, os.kill, (os.getpid(), signal.SIGKILL)).start()
+        step += 1
+
+
+@pytest.mark.parametrize("after_s", [0.05, 0.11, 0.2])
+def test_a_rank_killed_while_saving_leaves_a_checkpoint_and_no_hang(run_ranks, tmp_path, after_s):
+    folder = str(tmp_path)
+    began = time.monotonic()
+    with pytest.raises(RankFailure, match="rank 1 died with exit code -9") as caught:
+        run_ranks(2, one_rank_is_killed, folder=folder, after_s=after_s)
+    assert time.monotonic() - began < 60
+    survivor = caught.value.answers[0]
+    assert survivor is not None, "rank 0 hangs"
+    assert "peer failed" in survivor.error
+    found = load_sharded(folder)
+    assert torch.equal(found["x"], torch.full((20000, 2), float(found["step"])))
 
 
 def progress_of_a_save(folder: str) -> None:
