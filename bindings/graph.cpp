@@ -386,10 +386,23 @@ void bind_halo_graphs(py::module_& m) {
         return std::make_pair(cost.exchanged_rows, cost.redundant_links);
       });
   m.def("graph_cut_graph", &cut_graph);
+  py::class_<exchange::ListedRows::Pending, std::shared_ptr<exchange::ListedRows::Pending>>(
+      m, "PendingRows");
   py::class_<exchange::ListedRows, std::shared_ptr<exchange::ListedRows>>(m, "ListedRows")
-      .def("fetch", [](const std::shared_ptr<exchange::ListedRows>& rows, const at::Tensor& own) {
+      .def("fetch",
+           [](const std::shared_ptr<exchange::ListedRows>& rows, const at::Tensor& own) {
+             const py::gil_scoped_release no_gil;
+             return exchange::fetch_rows(own, rows);
+           })
+      .def("start",
+           [](const exchange::ListedRows& rows, const at::Tensor& own) {
+             const py::gil_scoped_release no_gil;
+             return rows.start(own);
+           })
+      .def("finish", [](const std::shared_ptr<exchange::ListedRows>& rows, const at::Tensor& own,
+                        const std::shared_ptr<exchange::ListedRows::Pending>& pending) {
         const py::gil_scoped_release no_gil;
-        return exchange::fetch_rows(own, rows);
+        return exchange::finish_rows(own, rows, pending);
       });
   m.def("graph_listed_rows", &listed_rows);
 }

@@ -59,42 +59,75 @@ void ListedRows::check(const Tensor& t, int64_t rows, const char* what) const {
                    "; pass this rank's rows in the order of its plan");
 }
 
+std::vector<comm::Message> ListedRows::pack(const Tensor& own) const {
+  std::vector<comm::Message> sends;
+  for (const Send& send : sends_) {
+    sends.push_back({rank_at(send.peer), own.index_select(0, send.rows)});
+  }
+  return sends;
+}
+
+std::vector<comm::Message> ListedRows::places(const Tensor& copies) const {
+  std::vector<comm::Message> recvs;
+  for (const Receive& receive : receives_) {
+    recvs.push_back(
+        {rank_at(receive.peer), copies.narrow(0, receive.begin - num_owned_, receive.count)});
+  }
+  return recvs;
+}
+
 Tensor ListedRows::forward(const Tensor& own) const {
   check(own, num_owned_, "own rows");
   if (mesh_->shape[static_cast<size_t>(axis_)] == 1) return own;
   Tensor out = empty_rows(own, num_rows_);
-  std::vector<comm::Message> sends, recvs;
-  for (const Send& send : sends_) {
-    sends.push_back({rank_at(send.peer), own.index_select(0, send.rows)});
-  }
-  for (const Receive& receive : receives_) {
-    recvs.push_back({rank_at(receive.peer), out.narrow(0, receive.begin, receive.count)});
-  }
-  comm::Exchange transfer = comm::start_exchange(*mesh_, std::move(sends), std::move(recvs));
+  comm::Exchange transfer = comm::start_exchange(
+      *mesh_, pack(own), places(out.narrow(0, num_owned_, num_rows_ - num_owned_)));
   out.narrow(0, 0, num_owned_).copy_(own);
   transfer.wait();
   return out;
 }
 
+std::shared_ptr<ListedRows::Pending> ListedRows::start(const Tensor& own) const {
+  check(own, num_owned_, "own rows");
+  auto pending = std::make_shared<Pending>();
+  const at::NoGradGuard no_grad;
+  pending->copies = empty_rows(own, num_rows_ - num_owned_);
+  if (mesh_->shape[static_cast<size_t>(axis_)] > 1) {
+    pending->transfer = comm::start_exchange(*mesh_, pack(own), places(pending->copies));
+  }
+  return pending;
+}
+
+Tensor ListedRows::finish(Pending& pending) const {
+  pending.transfer.wait();
+  return pending.copies;
+}
+
 Tensor ListedRows::adjoint(const Tensor& rows) const {
   check(rows, num_rows_, "own and received rows");
   if (mesh_->shape[static_cast<size_t>(axis_)] == 1) return rows;
-  std::vector<comm::Message> sends, recvs;
-  for (const Receive& receive : receives_) {
-    sends.push_back(
-        {rank_at(receive.peer), rows.narrow(0, receive.begin, receive.count).contiguous()});
-  }
+  Tensor out = rows.narrow(0, 0, num_owned_).clone(at::MemoryFormat::Contiguous);
+  add_copies(out, rows.narrow(0, num_owned_, num_rows_ - num_owned_));
+  return out;
+}
+
+Tensor ListedRows::adjoint_of_copies(const Tensor& copies) const {
+  check(copies, num_rows_ - num_owned_, "received rows");
+  Tensor out = empty_rows(copies, num_owned_).zero_();
+  if (mesh_->shape[static_cast<size_t>(axis_)] > 1) add_copies(out, copies);
+  return out;
+}
+
+void ListedRows::add_copies(Tensor& own, const Tensor& copies) const {
+  std::vector<comm::Message> recvs;
   for (const Send& send : sends_) {
-    recvs.push_back({rank_at(send.peer), empty_rows(rows, send.rows.size(0))});
+    recvs.push_back({rank_at(send.peer), empty_rows(copies, send.rows.size(0))});
   }
   const std::vector<comm::Message> arriving = recvs;
-  comm::Exchange transfer = comm::start_exchange(*mesh_, std::move(sends), std::move(recvs));
-  Tensor out = rows.narrow(0, 0, num_owned_).clone(at::MemoryFormat::Contiguous);
-  transfer.wait();
+  comm::start_exchange(*mesh_, places(copies.contiguous()), std::move(recvs)).wait();
   for (size_t i = 0; i < arriving.size(); ++i) {  // ascending peers: one order of sums
-    out.index_add_(0, sends_[i].rows, arriving[i].data);
+    own.index_add_(0, sends_[i].rows, arriving[i].data);
   }
-  return out;
 }
 
 namespace {
@@ -132,7 +165,44 @@ struct ListedRowsFn : Function<ListedRowsFn> {
   }
 };
 
+/// The copies of an exchange that is on its way, or (pending empty) of one that runs at once.
+struct CopiesFn : Function<CopiesFn> {
+  static Tensor forward(AutogradContext* ctx, const Tensor& in,
+                        std::shared_ptr<const ListedRows> exchange, bool adjoint,
+                        const std::shared_ptr<ListedRows::Pending>& pending) {
+    comm::remember_scope(ctx);
+    const Tensor out = adjoint ? exchange->adjoint_of_copies(in)
+                               : exchange->finish(pending ? *pending : *exchange->start(in));
+    ctx->saved_data["adjoint"] = adjoint;
+    auto held = c10::make_intrusive<HeldLists>();
+    held->exchange = std::move(exchange);
+    ctx->saved_data["exchange"] = c10::IValue::make_capsule(std::move(held));
+    return out;
+  }
+  static variable_list backward(AutogradContext* ctx, variable_list grads) {
+    const comm::BackwardScope scope(ctx);
+    const auto exchange =
+        c10::static_intrusive_pointer_cast<HeldLists>(ctx->saved_data["exchange"].toCapsule())
+            ->exchange;
+    const bool adjoint = !ctx->saved_data["adjoint"].toBool();
+    if (comm::records_grad(grads[0])) {
+      return {CopiesFn::apply(grads[0], exchange, adjoint, nullptr), {}, {}, {}};
+    }
+    return {adjoint ? exchange->adjoint_of_copies(grads[0])
+                    : exchange->finish(*exchange->start(grads[0])),
+            {},
+            {},
+            {}};
+  }
+};
+
 }  // namespace
+
+Tensor finish_rows(const Tensor& own, std::shared_ptr<const ListedRows> exchange,
+                   const std::shared_ptr<ListedRows::Pending>& pending) {
+  if (!comm::records_grad(own)) return exchange->finish(*pending);
+  return CopiesFn::apply(own, std::move(exchange), false, pending);
+}
 
 Tensor fetch_rows(const Tensor& own, std::shared_ptr<const ListedRows> exchange) {
   if (!comm::records_grad(own)) return exchange->forward(own);

@@ -39,11 +39,29 @@ class ListedRows {
   /// The transpose of forward: adds each copy's row at its owner. Collective likewise.
   at::Tensor adjoint(const at::Tensor& rows) const;
 
+  /// Copies on their way: between start() and finish() a rank may work on its own rows.
+  struct Pending {
+    comm::Exchange transfer;
+    at::Tensor copies;  ///< (num_rows - num_owned, ...), complete after the wait.
+  };
+  /// Packs and sends. Collective over the mesh axis; every start must be finished.
+  std::shared_ptr<Pending> start(const at::Tensor& own) const;
+  /// Waits for the copies alone, (num_rows - num_owned, ...). Local but for the wait.
+  at::Tensor finish(Pending& pending) const;
+  /// The transpose of start and finish: (num_rows - num_owned, ...) to (num_owned, ...), each
+  /// copy's row added at its owner. Collective likewise.
+  at::Tensor adjoint_of_copies(const at::Tensor& copies) const;
+
   int64_t num_owned() const { return num_owned_; }
   int64_t num_rows() const { return num_rows_; }
 
  private:
   int rank_at(int coordinate) const;
+  std::vector<comm::Message> pack(const at::Tensor& own) const;
+  /// Where rows arrive in (or leave from) a tensor of the copies alone.
+  std::vector<comm::Message> places(const at::Tensor& copies) const;
+  /// Sends the copies back and adds them to the own rows.
+  void add_copies(at::Tensor& own, const at::Tensor& copies) const;
   void check(const at::Tensor& t, int64_t rows, const char* what) const;
 
   const spec::Mesh* mesh_;
@@ -56,5 +74,10 @@ class ListedRows {
 
 /// Differentiable ListedRows::forward; any order of derivative. Collective.
 at::Tensor fetch_rows(const at::Tensor& own, std::shared_ptr<const ListedRows> exchange);
+
+/// Differentiable ListedRows::finish of an exchange started with the same `own`; the backward is
+/// adjoint_of_copies, to any order. Collective in backward.
+at::Tensor finish_rows(const at::Tensor& own, std::shared_ptr<const ListedRows> exchange,
+                       const std::shared_ptr<ListedRows::Pending>& pending);
 
 }  // namespace shardfield::exchange

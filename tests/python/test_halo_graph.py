@@ -79,7 +79,26 @@ class Convolution(nn.Module):
         ], e
 
 
-LAYERS = {"edge block": EdgeBlock, "attention": Attention, "convolution": Convolution}
+class Overlapped(nn.Module):
+    """Messages from an MLP, those of own edges computed while the halo travels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.edge = nn.Sequential(nn.Linear(4 + 4 + 3, 8), nn.Tanh(), nn.Linear(8, 4))
+
+    def message(self, source, target, e):
+        return self.edge(torch.cat([source, target, e], dim=1))
+
+    def forward(self, here, x, e):
+        return x + sum(here.propagate(x, self.message, e, r) for r in ("sum", "mean", "max")), e
+
+
+LAYERS = {
+    "edge block": EdgeBlock,
+    "attention": Attention,
+    "convolution": Convolution,
+    "overlapped": Overlapped,
+}
 
 
 class Serial:
@@ -101,6 +120,9 @@ class Serial:
             return out.index_add(0, self.edges[1], m)
         name = {"mean": "mean", "max": "amax"}[reduce]
         return out.scatter_reduce(0, index, m, name, include_self=False)
+
+    def propagate(self, x, message, e, reduce):
+        return self.aggregate(message(self.sources(x), self.targets(x), e), reduce)
 
     def in_degrees(self):
         return torch.bincount(self.edges[1], minlength=self.num_nodes)
@@ -155,9 +177,14 @@ def second_derivative(mesh):
     edges = random_edges()
     here = graph.HaloGraph(edges, NODES, labels_of("scattered", mesh.size())).on(mesh)
     serial = Serial(edges, NODES)
+    ones = torch.ones(EDGES, 2, dtype=torch.float64)
+
+    def ones_of(prims):
+        return ones if prims is serial else prims.shard_edges(ones)
 
     def penalty(prims, x):
         y = prims.aggregate(torch.tanh(prims.sources(x)) * prims.targets(x))
+        y = y + prims.propagate(x, lambda a, b, c: torch.sin(a) * b * c, ones_of(prims), "sum")
         (grad,) = torch.autograd.grad((y * y).sum(), x, create_graph=True)
         (grad * grad).sum().backward()
 
@@ -190,6 +217,39 @@ def dot_test(mesh):
 def test_the_backward_of_fetch_is_its_adjoint(run_mesh, ranks):
     for left, right in run_mesh((ranks,), dot_test):
         assert left == pytest.approx(right, rel=1e-12)
+
+
+def order_of_work(mesh):
+    """What is done when, on a graph of two halves with one edge across in each direction."""
+    here = graph.HaloGraph([[0, 1, 1, 2], [1, 0, 2, 1]], 4, [0, 0, 1, 1]).on(mesh)
+    log = []
+    rows = here._rows["node"]
+
+    class Watched:
+        def start(self, own):
+            log.append("start")
+            return rows.start(own)
+
+        def finish(self, own, pending):
+            log.append("finish")
+            return rows.finish(own, pending)
+
+    here._rows["node"] = Watched()
+
+    def message(source, target):
+        log.append("messages")
+        return source * target
+
+    x = here.shard_nodes(numbers(4, 2))
+    with shardfield.report() as report:
+        here.propagate(x, message)
+    return log, report.bytes_sent
+
+
+def test_own_edges_are_worked_on_while_the_halo_travels(run_mesh):
+    for log, sent in run_mesh((2,), order_of_work):
+        assert log == ["start", "messages", "finish", "messages"]
+        assert sent == 2 * 8
 
 
 def bytes_of_a_layer(mesh):

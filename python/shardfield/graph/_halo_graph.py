@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -292,6 +292,56 @@ class LocalGraph:
             degree = torch.bincount(target, minlength=counts[self.part]).clamp(min=1)
             out = out / degree.reshape(-1, *[1] * (local.dim() - 1)).to(out.dtype)
         return self._wrap(out, counts)
+
+    def propagate(
+        self,
+        x: Tensor | tuple[Tensor, Tensor],
+        message: Callable[..., Tensor],
+        edge_features: Tensor | None = None,
+        reduce: str = "sum",
+        edge_type: EdgeType | None = None,
+    ) -> Tensor:
+        """One layer while the halo travels: messages of edges with own sources are computed first,
+        those across borders once the halo is there. Equal to
+        `aggregate(message(sources(x), targets(x), edge_features), reduce)`.
+
+        Collective: one message per pair of touching parts. Differentiable to any order.
+
+        Args:
+            x: sharded node tensor; (source kind's, target kind's) for edges between two kinds.
+            message: called with sharded tensors of some edges: rows of their sources and targets,
+                and where given their features; must treat each edge alone (no batch statistics).
+                It may be called once or twice, alike on all ranks.
+            edge_features: sharded edge tensor.
+            reduce: sum, mean, max or min.
+            edge_type: may be left out where there is one.
+
+        Returns:
+            A sharded node tensor of the target kind.
+        """
+        name = self._type(edge_type)
+        from_nodes, to_nodes = x if isinstance(x, tuple) else (x, x)
+        rows, own = self._rows[name[0]], self._own(from_nodes)
+        pending = rows.start(own.detach())
+        target_rows = self._own(to_nodes)
+        features = None if edge_features is None else self._own(edge_features)
+        inside = [e.num_interior for e in self._edges[name]]
+        across = [len(e.edges) - e.num_interior for e in self._edges[name]]
+        here = slice(0, inside[self.part]), slice(inside[self.part], None)
+
+        def messages(values: Tensor, first: int, edges: slice, sizes: list[int]) -> Tensor:
+            source, target = self._index[name][:, edges]
+            given = [values.index_select(0, source - first), target_rows.index_select(0, target)]
+            given += [] if features is None else [features[edges]]
+            return self._own(message(*(self._wrap(t, sizes) for t in given)))
+
+        parts = [messages(own, 0, here[0], inside)] if any(inside) else []
+        halo = rows.finish(own, pending)
+        if any(across) or not parts:
+            parts.append(messages(halo, own.size(0), here[1], across))
+        joined = parts[0] if len(parts) == 1 else torch.cat(parts)
+        sizes = [len(e.edges) for e in self._edges[name]]
+        return self.aggregate(self._wrap(joined, sizes), reduce, name)
 
     def in_degrees(self, edge_type: EdgeType | None = None) -> Tensor:
         """Edges into each node, int64, as a sharded node tensor. Local."""
