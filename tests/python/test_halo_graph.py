@@ -357,6 +357,24 @@ def test_costs_of_both_ways():
     assert at_once == (2, 2)
 
 
+def test_hops_are_chosen_by_cost():
+    nodes = np.arange(40)
+    line = [nodes[:-1], nodes[1:]]
+    labels = nodes // 10
+    # A line cut into four: one row per border and layer, or one row and a few edges again.
+    slow_network = graph.plan_hops(line, 40, labels, 3, width=8, latency_s=1e-3)
+    assert slow_network.hops == 3
+    assert slow_network.per_layer_s == pytest.approx(3 * (2e-3 + 8 * 4 / 10e9))
+    # Middle parts receive 3 rows of inputs, and work on 2 + 1 edges for their neighbour.
+    assert slow_network.at_once_s == pytest.approx(2e-3 + 3 * 8 * 4 / 10e9 + 3 * 4 * 64 / 1e12)
+    costly_edges = graph.plan_hops(line, 40, labels, 3, width=8, latency_s=0, flops_per_edge=1e6)
+    assert costly_edges.hops == 1
+    assert "an exchange per layer" in str(costly_edges)
+    assert "3 hops at once" in str(slow_network)
+    with pytest.raises(ValueError, match="at least 1 layer"):
+        graph.plan_hops(line, 40, labels, 0, width=8)
+
+
 def test_errors_say_what_to_do():
     with pytest.raises(ValueError, match="edge 1 joins nodes 1 and 5"):
         graph.HaloGraph([[0, 1], [1, 5]], 3, [0, 0, 1])

@@ -8,6 +8,7 @@ from shardfield.graph._halo_graph import (
     LocalGraph,
     NodesOfPart,
 )
+from shardfield.graph._hops import HopPlan, plan_hops
 from shardfield.graph._libraries import methods
 from shardfield.graph._mesh import CellBlock, Mesh
 from shardfield.graph._nodes import partition_nodes
@@ -30,6 +31,7 @@ __all__ = [
     "FilePiece",
     "HaloCost",
     "HaloGraph",
+    "HopPlan",
     "LocalGraph",
     "Mesh",
     "NodesOfPart",
@@ -43,6 +45,7 @@ __all__ = [
     "partition",
     "partition_labels",
     "partition_nodes",
+    "plan_hops",
     "read_mesh",
     "read_partition",
     "write_mesh",

@@ -165,6 +165,15 @@ class HaloGraph:
         """
         return HaloCost(*self._core.cost(num_layers, self.hops == 1))
 
+    def traffic(self, part: int) -> tuple[int, int]:
+        """Messages that a part sends and receives in one exchange, and the rows in the larger of
+        both directions, over all kinds of nodes.
+        """
+        plans = [self.nodes(part, kind).exchange for kind in self.kinds]
+        messages = sum(len(p.sends) + len(p.receives) for p in plans)
+        out = sum(len(rows) for p in plans for rows in p.sends.values())
+        return messages, max(out, sum(p.num_rows - p.num_owned for p in plans))
+
     def on(self, mesh: DeviceMesh) -> LocalGraph:
         """This rank's part on a mesh of one axis with one rank per part. Local."""
         return LocalGraph(self, mesh)
