@@ -2,6 +2,7 @@
 
 #include "shardfield/checkpoint/reader.h"
 #include "shardfield/checkpoint/sha256.h"
+#include "shardfield/checkpoint/writer.h"
 
 namespace shardfield::bindings {
 
@@ -41,6 +42,7 @@ void bind_checkpoint(py::module_& m) {
       .def_property_readonly("structure", &Reader::structure)
       .def_property_readonly("metadata", &Reader::metadata)
       .def_property_readonly("bytes_read", &Reader::bytes_read);
+  m.def("save_checkpoint", &checkpoint::save_sharded, NoGil());
   m.def("sha256", [](const py::bytes& data) {
     const auto text = static_cast<std::string>(data);
     return checkpoint::sha256(text.data(), text.size());

@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include "shardfield/base/error.h"
+#include "shardfield/checkpoint/format.h"
 #include "shardfield/checkpoint/sha256.h"
 #include "shardfield/tensor/autograd.h"
 #include "shardfield/tensor/shard_tensor_impl.h"
@@ -20,48 +21,7 @@ namespace {
 using Json = nlohmann::json;
 using Sizes = std::vector<int64_t>;
 
-constexpr const char* kOp = "checkpoint";
-constexpr const char* kIndex = "shardfield.index.json";
-constexpr const char* kPairs = "shardfield.pairs";
 constexpr size_t kMaxHeaderBytes = 100000000;  // what the safetensors library accepts
-constexpr int kVersion = 1;
-
-const std::map<std::string, at::ScalarType>& dtypes() {
-  static const std::map<std::string, at::ScalarType> table = {
-      {"BOOL", at::kBool},
-      {"U8", at::kByte},
-      {"I8", at::kChar},
-      {"I16", at::kShort},
-      {"U16", at::kUInt16},
-      {"I32", at::kInt},
-      {"U32", at::kUInt32},
-      {"I64", at::kLong},
-      {"U64", at::kUInt64},
-      {"F16", at::kHalf},
-      {"BF16", at::kBFloat16},
-      {"F32", at::kFloat},
-      {"F64", at::kDouble},
-      {"C64", at::kComplexFloat},
-      {"C128", at::kComplexDouble},
-      {"F8_E4M3", at::kFloat8_e4m3fn},
-      {"F8_E5M2", at::kFloat8_e5m2},
-  };
-  return table;
-}
-
-at::ScalarType dtype_of(const std::string& name) {
-  const auto it = dtypes().find(name);
-  SHARDFIELD_CHECK(it != dtypes().end(), kOp, "unknown dtype '", name, "' in the file");
-  return it->second;
-}
-
-/// Number of elements, or -1 when it is negative or does not fit.
-int64_t elements(const Sizes& shape) {
-  int64_t count = 1;
-  for (const int64_t n : shape)
-    if (n < 0 || __builtin_mul_overflow(count, n, &count)) return -1;
-  return count;
-}
 
 /// Bytes of a box of this dtype that lie inside a file; throws when they do not.
 int64_t checked_bytes(const std::string& name, at::ScalarType dtype, const Sizes& shape,
@@ -78,51 +38,11 @@ int64_t checked_bytes(const std::string& name, at::ScalarType dtype, const Sizes
   return bytes;
 }
 
-std::optional<Box> overlap(const Box& a, const Box& b) {
-  Box common;
-  for (size_t d = 0; d < a.offset.size(); ++d) {
-    const int64_t start = std::max(a.offset[d], b.offset[d]);
-    const int64_t stop = std::min(a.offset[d] + a.shape[d], b.offset[d] + b.shape[d]);
-    if (stop <= start) return std::nullopt;
-    common.offset.push_back(start);
-    common.shape.push_back(stop - start);
-  }
-  return common;
-}
-
 /// The part of a tensor that holds `box` where `part` lies.
 at::Tensor slice(at::Tensor t, const Box& box, const Box& part) {
   for (size_t d = 0; d < part.offset.size(); ++d)
     t = t.narrow(static_cast<int64_t>(d), part.offset[d] - box.offset[d], part.shape[d]);
   return t;
-}
-
-/// Every element in exactly one piece.
-void check_cover(const std::string& name, const StoredTensor& t) {
-  int64_t total = 0;
-  bool good = elements(t.shape) >= 0;
-  for (size_t i = 0; good && i < t.pieces.size(); ++i) {
-    const Box& box = t.pieces[i].box;
-    good = box.offset.size() == t.shape.size() && box.shape.size() == t.shape.size();
-    for (size_t d = 0; good && d < t.shape.size(); ++d)
-      good = box.offset[d] >= 0 && box.shape[d] >= 0 && box.offset[d] <= t.shape[d] &&
-             box.shape[d] <= t.shape[d] - box.offset[d];
-    for (size_t j = 0; good && j < i; ++j) good = !overlap(box, t.pieces[j].box);
-    if (good) total += elements(box.shape);
-  }
-  SHARDFIELD_CHECK(good && total == elements(t.shape), kOp, "the pieces of '", name, "' (",
-                   c10::IntArrayRef(t.shape), ") do not hold each element once");
-}
-
-/// 16 hex digits, "-r", digits, ".safetensors": never a path out of the folder.
-bool is_file_name(const std::string& name) {
-  const std::string tail = ".safetensors";
-  if (name.size() < 16 + 2 + 5 + tail.size() || !name.ends_with(tail)) return false;
-  const auto hex = [](char c) { return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'f'); };
-  const auto digit = [](char c) { return c >= '0' && c <= '9'; };
-  const auto end = name.end() - static_cast<std::ptrdiff_t>(tail.size());
-  return std::all_of(name.begin(), name.begin() + 16, hex) && name.substr(16, 2) == "-r" &&
-         std::all_of(name.begin() + 18, end, digit);
 }
 
 StoredTensor tensor_from(const std::string& name, const Json& entry) {
@@ -134,10 +54,12 @@ StoredTensor tensor_from(const std::string& name, const Json& entry) {
                         p.at("begin").get<int64_t>(),
                         {p.at("offset").get<Sizes>(), p.at("shape").get<Sizes>()},
                         p.at("sha256").get<std::vector<std::string>>()});
-    SHARDFIELD_CHECK(is_file_name(t.pieces.back().file), kOp, "'", name, "' names the file '",
+    SHARDFIELD_CHECK(is_piece_file(t.pieces.back().file), kOp, "'", name, "' names the file '",
                      t.pieces.back().file, "', which is none of a checkpoint");
   }
-  check_cover(name, t);
+  std::vector<Box> boxes;
+  for (const StoredPiece& p : t.pieces) boxes.push_back(p.box);
+  check_cover(name, t.shape, boxes);
   return t;
 }
 
@@ -181,9 +103,8 @@ void Reader::open_folder(const std::string& folder) {
     const Json body = Json::parse(text);
     const auto format = body.value("format", "");
     const int version = body.value("version", 0);
-    SHARDFIELD_CHECK(format == "shardfield-sharded" && version == kVersion, kOp, path, " is '",
-                     format, "' version ", version, "; this library reads shardfield-sharded ",
-                     kVersion);
+    SHARDFIELD_CHECK(format == kFormat && version == kVersion, kOp, path, " is '", format,
+                     "' version ", version, "; this library reads shardfield-sharded ", kVersion);
     save_ = body.at("save").get<std::string>();
     structure_ = body.at("structure").dump();
     for (const auto& [name, entry] : body.at("tensors").items())
@@ -321,14 +242,7 @@ void read_into(Reader& reader, const std::string& name, at::Tensor target) {
     target.copy_(reader.read(name));
     return;
   }
-  const spec::Layout& layout = tensor::layout_of(target);
-  SHARDFIELD_CHECK(layout.has_single_cuts() && layout.is_simple(stored.shape.data()), kOp, "'",
-                   name, "' is cut inside a merged dim; redistribute it to Shard placements first");
-  Box box = {Sizes(stored.shape.size(), 0), stored.shape};
-  for (size_t c = 0; c < layout.cuts().size(); ++c) {
-    box.offset[layout.cuts()[c].dim] = layout.local_offset(c);
-    box.shape[layout.cuts()[c].dim] = layout.local_size(c);
-  }
+  const Box box = box_of(name, target);
   tensor::local(target.detach()).copy_(reader.read(name, box));
 }
 

@@ -11,15 +11,10 @@
 #include <ATen/core/Tensor.h>
 #include <torch/nn/module.h>
 
+#include "shardfield/checkpoint/format.h"
 #include "shardfield/checkpoint/mapped_file.h"
 
 namespace shardfield::checkpoint {
-
-/// A block of a tensor. Offset (2, 0) and shape (3, 4): rows 2 to 4, columns 0 to 3.
-struct Box {
-  std::vector<int64_t> offset;
-  std::vector<int64_t> shape;
-};
 
 /// One piece in a file: its place in the tensor and in the file.
 struct StoredPiece {
@@ -34,9 +29,6 @@ struct StoredTensor {
   std::vector<int64_t> shape;
   std::vector<StoredPiece> pieces;
 };
-
-/// Bytes that one hash covers.
-inline constexpr int64_t kBlockBytes = int64_t{4} << 20;
 
 /// Reads boxes of tensors from a folder of save_sharded or from one safetensors file, through
 /// memory maps. Whatever the files hold is checked against their sizes before it is used, and the

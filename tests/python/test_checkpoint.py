@@ -20,6 +20,7 @@ import torch.distributed.checkpoint as dcp
 from oracle import arange, assert_equal, full, numbers, sharded
 from rank_pool import RankFailure, device_type, mesh_of
 from shardfield._core import core
+from shardfield._mesh import core_mesh
 from shardfield.checkpoint._format import BLOCK_BYTES
 from shardfield.checkpoint._plan import assign_owners
 from shardfield.checkpoint._sharded import index_bytes
@@ -556,6 +557,29 @@ def test_the_reader_in_cpp(run_ranks, tmp_path):
     run_ranks(4, save_rows, folder=str(tmp_path), rows=6)
     for ranks in (1, 3):
         run_ranks(ranks, read_in_cpp, folder=str(tmp_path))
+
+
+def write_in_cpp(folder: str) -> None:
+    mesh = mesh_of((dist.get_world_size(),))
+    tensors = {
+        "part/x": chunked(arange(6, 3)),
+        "part/w": numbers(4, 2),
+        "z": torch.complex(numbers(3), numbers(3, seed=1)).conj(),
+        "b": torch.tensor(True),
+    }
+    core.save_checkpoint(folder, tensors, {"step": 9}, core_mesh(mesh))
+
+
+def test_the_writer_in_cpp(run_ranks, tmp_path):
+    run_ranks(3, write_in_cpp, folder=str(tmp_path))
+    found = load_sharded(tmp_path)
+    assert found["step"] == 9
+    assert torch.equal(found["part"]["x"], arange(6, 3))
+    assert torch.equal(found["part"]["w"], numbers(4, 2))
+    assert torch.equal(found["z"], torch.complex(numbers(3), -numbers(3, seed=1)))
+    assert bool(found["b"])
+    for path in tmp_path.glob("*.safetensors"):
+        safetensors.torch.load_file(path)  # files of the format, whoever reads them
 
 
 def test_sha256():

@@ -1,0 +1,109 @@
+#include "shardfield/checkpoint/format.h"
+
+#include <algorithm>
+#include <map>
+
+#include "shardfield/base/error.h"
+#include "shardfield/tensor/shard_tensor_impl.h"
+
+namespace shardfield::checkpoint {
+
+namespace {
+
+const std::map<std::string, at::ScalarType>& dtypes() {
+  static const std::map<std::string, at::ScalarType> table = {
+      {"BOOL", at::kBool},
+      {"U8", at::kByte},
+      {"I8", at::kChar},
+      {"I16", at::kShort},
+      {"U16", at::kUInt16},
+      {"I32", at::kInt},
+      {"U32", at::kUInt32},
+      {"I64", at::kLong},
+      {"U64", at::kUInt64},
+      {"F16", at::kHalf},
+      {"BF16", at::kBFloat16},
+      {"F32", at::kFloat},
+      {"F64", at::kDouble},
+      {"C64", at::kComplexFloat},
+      {"C128", at::kComplexDouble},
+      {"F8_E4M3", at::kFloat8_e4m3fn},
+      {"F8_E5M2", at::kFloat8_e5m2},
+  };
+  return table;
+}
+
+}  // namespace
+
+at::ScalarType dtype_of(const std::string& name) {
+  const auto it = dtypes().find(name);
+  SHARDFIELD_CHECK(it != dtypes().end(), kOp, "unknown dtype '", name, "' in the file");
+  return it->second;
+}
+
+std::string dtype_name(at::ScalarType dtype) {
+  for (const auto& [name, type] : dtypes())
+    if (type == dtype) return name;
+  SHARDFIELD_CHECK(false, kOp, dtype, " has no place in safetensors files; convert it first");
+}
+
+int64_t elements(const std::vector<int64_t>& shape) {
+  int64_t count = 1;
+  for (const int64_t n : shape)
+    if (n < 0 || __builtin_mul_overflow(count, n, &count)) return -1;
+  return count;
+}
+
+std::optional<Box> overlap(const Box& a, const Box& b) {
+  Box common;
+  for (size_t d = 0; d < a.offset.size(); ++d) {
+    const int64_t start = std::max(a.offset[d], b.offset[d]);
+    const int64_t stop = std::min(a.offset[d] + a.shape[d], b.offset[d] + b.shape[d]);
+    if (stop <= start) return std::nullopt;
+    common.offset.push_back(start);
+    common.shape.push_back(stop - start);
+  }
+  return common;
+}
+
+void check_cover(const std::string& name, const std::vector<int64_t>& shape,
+                 const std::vector<Box>& boxes) {
+  int64_t total = 0;
+  bool good = elements(shape) >= 0;
+  for (size_t i = 0; good && i < boxes.size(); ++i) {
+    const Box& box = boxes[i];
+    good = box.offset.size() == shape.size() && box.shape.size() == shape.size();
+    for (size_t d = 0; good && d < shape.size(); ++d)
+      good = box.offset[d] >= 0 && box.shape[d] >= 0 && box.offset[d] <= shape[d] &&
+             box.shape[d] <= shape[d] - box.offset[d];
+    for (size_t j = 0; good && j < i; ++j) good = !overlap(box, boxes[j]);
+    if (good) total += elements(box.shape);
+  }
+  SHARDFIELD_CHECK(good && total == elements(shape), kOp, "the pieces of '", name, "' (",
+                   c10::IntArrayRef(shape), ") do not hold each element once");
+}
+
+bool is_piece_file(const std::string& name) {
+  const std::string tail = ".safetensors";
+  if (name.size() < 16 + 2 + 5 + tail.size() || !name.ends_with(tail)) return false;
+  const auto hex = [](char c) { return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'f'); };
+  const auto digit = [](char c) { return c >= '0' && c <= '9'; };
+  const auto end = name.end() - static_cast<std::ptrdiff_t>(tail.size());
+  return std::all_of(name.begin(), name.begin() + 16, hex) && name.substr(16, 2) == "-r" &&
+         std::all_of(name.begin() + 18, end, digit);
+}
+
+Box box_of(const std::string& name, const at::Tensor& t) {
+  Box box = {std::vector<int64_t>(t.dim(), 0), t.sizes().vec()};
+  if (!tensor::is_sharded(t)) return box;
+  const spec::Layout& layout = tensor::layout_of(t);
+  SHARDFIELD_CHECK(layout.has_single_cuts() && layout.is_simple(t.sizes().data()), kOp, "'", name,
+                   "' is cut inside a merged dim; redistribute it to Shard placements first");
+  for (size_t c = 0; c < layout.cuts().size(); ++c) {
+    box.offset[layout.cuts()[c].dim] = layout.local_offset(c);
+    box.shape[layout.cuts()[c].dim] = layout.local_size(c);
+  }
+  return box;
+}
+
+}  // namespace shardfield::checkpoint
