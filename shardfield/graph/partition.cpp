@@ -187,7 +187,7 @@ class Job {
                                             : a.total_halo < b.total_halo;
   }
 
-  /// All methods, the two best with swaps after; the best of these.
+  /// All methods, the best few with swaps after; the best of these.
   Labels best_of_all() {
     using Clock = std::chrono::steady_clock;
     Labels result;
