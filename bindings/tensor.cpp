@@ -45,6 +45,12 @@ void bind_tensor(py::module_& m) {
       },
       NoGil());
   m.def(
+      "enter",
+      [](const Tensor& t, const spec::Mesh& mesh, const std::vector<int>& axes) {
+        return tensor::enter(t, mesh, axes);
+      },
+      NoGil());
+  m.def(
       "reduce_sum",
       [](const Tensor& t, const spec::Mesh& mesh, const std::vector<int>& axes) {
         return tensor::reduce_sum(t, mesh, axes);

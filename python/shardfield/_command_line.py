@@ -11,6 +11,10 @@ from collections.abc import Sequence
 # line that `shardfield --help` shows.
 COMMANDS = {
     "partition": ("shardfield.graph._command", "cut a mesh file into pieces with ghost layers"),
+    "selftest": (
+        "shardfield.selftest._command",
+        "check PyTorch's operators on sharded inputs against the plain ones",
+    ),
 }
 
 

@@ -352,6 +352,43 @@ void gather_and_call(const c10::OperatorHandle& op, Stack* stack) {
   }
 }
 
+namespace {
+
+/// The view that a *_copy op copies; nothing for other ops and out= forms.
+std::optional<c10::OperatorHandle> view_of_copy(const c10::OperatorHandle& op) {
+  const std::string suffix = "_copy";
+  c10::OperatorName name = op.operator_name();
+  if (name.name.size() <= suffix.size() || !name.name.ends_with(suffix) ||
+      name.overload_name.ends_with("out"))
+    return std::nullopt;
+  name.name.resize(name.name.size() - suffix.size());
+  auto view = c10::Dispatcher::singleton().findSchema(name);
+  if (!view || view->schema().arguments().size() != op.schema().arguments().size())
+    return std::nullopt;
+  const auto& returns = view->schema().returns();
+  if (returns.empty() || !returns[0].alias_info() || returns[0].alias_info()->isWrite())
+    return std::nullopt;
+  return view;
+}
+
+}  // namespace
+
+bool is_view_copy(const c10::OperatorHandle& op) {
+  return view_of_copy(op).has_value();
+}
+
+void copy_of_view(const c10::OperatorHandle& op, Stack* stack) {
+  view_of_copy(op)->callBoxed(stack);
+  c10::IValue& v = stack->back();
+  if (v.isTensor()) {
+    v = v.toTensor().clone();
+  } else {
+    auto list = v.toTensorVector();
+    for (Tensor& t : list) t = t.clone();
+    v = list;
+  }
+}
+
 void unknown_op(const c10::OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
   if (op.hasKernelForDispatchKey(DispatchKey::PrivateUse3)) {
     op.redispatchBoxed(keys - DispatchKeySet(DispatchKey::AutogradFunctionality), stack);

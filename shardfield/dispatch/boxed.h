@@ -21,6 +21,11 @@ void elementwise_kernel(const c10::OperatorHandle& op, torch::jit::Stack* stack)
 /// mode. Collective over the mesh.
 void gather_and_call(const c10::OperatorHandle& op, torch::jit::Stack* stack);
 
+/// At both keys for the copying form of a view, e.g. unsqueeze_copy: the view of the same name, then
+/// a copy.
+void copy_of_view(const c10::OperatorHandle& op, torch::jit::Stack* stack);
+bool is_view_copy(const c10::OperatorHandle& op);
+
 /// At AutogradPrivateUse3 for ops without any autograd kernel (custom ops).
 void unknown_op(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack);
 

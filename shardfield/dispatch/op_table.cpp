@@ -60,10 +60,12 @@ bool decomposes_well(const std::string& name) {
 }
 
 bool is_elementwise(const c10::OperatorHandle& op) {
-  static const std::set<std::string> not_really = {"aten::equal", "aten::native_dropout",
-                                                   "aten::native_dropout_backward"};
+  static const std::set<std::string> not_really = {"aten::equal", "aten::native_dropout"};
   // Elementwise too, though PyTorch does not tag them.
   static const std::set<std::string> untagged = {"aten::elu_backward",
+                                                 "aten::rsub",
+                                                 "aten::floor_divide",
+                                                 "aten::floor_divide_",
                                                  "aten::hardshrink_backward",
                                                  "aten::hardsigmoid_backward",
                                                  "aten::hardswish",
@@ -74,6 +76,7 @@ bool is_elementwise(const c10::OperatorHandle& op) {
                                                  "aten::softplus_backward",
                                                  "aten::softshrink_backward",
                                                  "aten::mish_backward",
+                                                 "aten::native_dropout_backward",
                                                  "aten::mish_",
                                                  "aten::gelu_",
                                                  "aten::threshold_",
@@ -131,6 +134,11 @@ void OpTable::fill_defaults() {
       if (op->hasKernelForDispatchKey(DispatchKey::Autograd) && !own_autograd_.contains(name))
         autograd_.impl(name.c_str(),
                        torch::CppFunction::makeFromBoxedFunction<&formula_of_lists>());
+      continue;
+    }
+    if (is_view_copy(*op)) {
+      backend_.impl(name.c_str(), torch::CppFunction::makeFromBoxedFunction<&copy_of_view>());
+      autograd_.impl(name.c_str(), torch::CppFunction::makeFromBoxedFunction<&copy_of_view>());
       continue;
     }
     const bool elementwise = is_elementwise(*op);

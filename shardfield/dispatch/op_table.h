@@ -26,6 +26,14 @@ class OpTable {
     backend_.impl(name, scoped(name, function));
   }
 
+  /// The same for a boxed function, which serves many ops.
+  template <c10::BoxedKernel::BoxedKernelFunction* function>
+  void composed_boxed(const char* name) {
+    own_.insert(name);
+    autograd_.impl(name, torch::CppFunction::makeFromBoxedFunction<function>());
+    backend_.impl(name, torch::CppFunction::makeFromBoxedFunction<function>());
+  }
+
   /// A kernel on pieces below PyTorch's own derivative formula. Plain operands that need a gradient
   /// and other layouts are aligned above autograd first when `aligns_operands`.
   template <class F>

@@ -10,6 +10,7 @@
 #include "shardfield/dispatch/op_table.h"
 #include "shardfield/ops/convolution_composed.h"
 #include "shardfield/ops/convolution_lean.h"
+#include "shardfield/spec/finer_layout.h"
 #include "shardfield/tensor/autograd.h"
 
 namespace shardfield::ops {
@@ -66,6 +67,7 @@ Tensor convolve(const char* op, const Tensor& x, const Tensor& weight_arg,
   if (layout != &given)
     return convolve(op, tensor::redistribute(x, layout), weight, bias, settings);
   const auto plan = plan_convolution(op, *layout, x.sizes(), weight.sizes(), settings);
+  if (!settings.transposed) spec::remember_finer(plan->output, layout);
   if (plan->channels != ConvPlan::Channels::kWhole)
     return convolve_composed(x, weight, bias, *plan);
   return convolve_lean(x, weight, bias, plan);

@@ -20,6 +20,43 @@ using torch::autograd::AutogradContext;
 using torch::autograd::Function;
 using torch::autograd::variable_list;
 
+/// PyTorch's rule on the CPU: small float inputs go to a kernel that writes out every window
+/// (columns as large as the input times the kernel), larger ones to oneDNN, which does not.
+bool is_small_for_onednn(at::IntArrayRef sizes) {
+  int64_t product = 1;
+  for (size_t d = 0; d < 4 && d < sizes.size(); ++d) product *= sizes[d];
+  return sizes[0] == 1 && product <= 20480;
+}
+
+/// Outputs of the first spatial dim to compute at once where the piece is small for oneDNN though
+/// the whole is not: columns for all of them could outweigh the saving of the split. 0: no limit.
+int64_t rows_per_block(const LeanPlan& lean, const Tensor& piece, const Tensor& weight) {
+  const ConvSettings& s = lean.conv->settings;
+  const auto kernel = weight.sizes().slice(2);
+  const bool unfolds =
+      piece.device().is_cpu() && piece.scalar_type() == at::kFloat && at::hasMKLDNN() &&
+      s.groups == 1 && !(kernel.size() > 1 && kernel.back() > 3 && kernel[kernel.size() - 2] > 3) &&
+      is_small_for_onednn(piece.sizes()) && !is_small_for_onednn(lean.conv->input_sizes);
+  if (!unfolds) return 0;
+  constexpr size_t kLeastColumns = 1 << 20;
+  int64_t columns = piece.itemsize() * c10::multiply_integers(kernel) *
+                    (s.transposed ? lean.conv->output_sizes[1] : piece.size(1));
+  const at::IntArrayRef places = s.transposed ? piece.sizes() : lean.conv->output_piece;
+  for (size_t d = 3; d < places.size(); ++d) columns *= places[d];
+  const size_t budget = std::max<size_t>(piece.nbytes(), kLeastColumns);
+  return std::max<int64_t>(static_cast<int64_t>(budget) / std::max<int64_t>(columns, 1), 1);
+}
+
+/// A box cut along its first spatial dim.
+std::vector<Box> in_blocks(const Box& box, int64_t rows) {
+  std::vector<Box> blocks;
+  for (int64_t begin = box[2].begin; begin < box[2].end; begin += rows) {
+    blocks.push_back(box);
+    blocks.back()[2] = {begin, std::min(begin + rows, box[2].end)};
+  }
+  return blocks;
+}
+
 Tensor run_without_padding(const LeanPlan& lean, const Tensor& rows, const Tensor& weight,
                            const OptTensor& bias) {
   const ConvSettings& s = lean.conv->settings;
@@ -63,12 +100,16 @@ Forward lean_forward(const LeanPlan& lean, const Tensor& piece, const Tensor& we
                      const OptTensor& bias) {
   const at::AutoDispatchBelowADInplaceOrView guard;
   Halo halo(lean.input_halo, piece);
-  Tensor y = lean.has_main
+  const int64_t rows = rows_per_block(lean, piece, weight);
+  const bool has_main = lean.has_main && rows == 0;
+  Tensor y = has_main
                  ? main_forward(lean, piece, weight, bias)
                  : at::empty(lean.conv->output_piece, piece.options(), conv_format(piece, weight));
   halo.wait();
-  for (const Box& slab : shell_of(lean.own_outputs, lean.core_outputs))
-    forward_slab(lean, halo, piece, weight, bias, slab, y);
+  const auto slabs =
+      rows == 0 ? shell_of(lean.own_outputs, lean.core_outputs) : in_blocks(lean.own_outputs, rows);
+  for (const Box& slab : slabs)
+    if (!is_empty(slab)) forward_slab(lean, halo, piece, weight, bias, slab, y);
   return {y, halo.parts()};
 }
 
@@ -117,7 +158,8 @@ class LeanBackward {
         piece_(piece),
         weight_(weight),
         mask_(mask),
-        has_main_(lean.has_main && (lean.exact || grad.nbytes() < kSmallGradient)) {}
+        rows_(rows_per_block(lean, piece, weight)),
+        has_main_(lean.has_main && rows_ == 0 && (lean.exact || grad.nbytes() < kSmallGradient)) {}
 
   /// The halo of the output gradient travels; nothing is added across ranks but the weights'.
   void by_output_gradients() {
@@ -180,15 +222,10 @@ class LeanBackward {
   std::vector<Box> slabs(const Box& hull, const Box& own) const {
     if (has_main_) return shell_of(hull, own);
     if (is_empty(hull)) return {};
-    const int64_t rows = grad_.nbytes() < kSmallGradient
-                             ? hull[2].size()
-                             : std::max<int64_t>(hull[2].size() / kBlocks, 1);
-    std::vector<Box> blocks;
-    for (int64_t begin = hull[2].begin; begin < hull[2].end; begin += rows) {
-      blocks.push_back(hull);
-      blocks.back()[2] = {begin, std::min(begin + rows, hull[2].end)};
-    }
-    return blocks;
+    if (rows_ > 0) return in_blocks(hull, rows_);
+    return in_blocks(hull, grad_.nbytes() < kSmallGradient
+                               ? hull[2].size()
+                               : std::max<int64_t>(hull[2].size() / kBlocks, 1));
   }
 
   void start_own() {
@@ -263,6 +300,7 @@ class LeanBackward {
   const LeanPlan& lean_;
   const Tensor grad_, piece_, weight_;
   const Mask mask_;
+  const int64_t rows_;
   const bool has_main_;
   Gradients out_;
 };

@@ -140,6 +140,38 @@ Tensor diagonal_backward_kernel(const Tensor& grad, c10::SymIntArrayRef size, in
   return out;
 }
 
+Tensor diagonal_scatter(const Tensor& x, const Tensor& source, int64_t offset, int64_t dim1,
+                        int64_t dim2) {
+  if (!tensor::is_sharded(x))
+    return at::diagonal_scatter(x, tensor::gather(source), offset, dim1, dim2);
+  const Diagonal d(x.sizes(), offset, dim1, dim2);
+  const Tensor fit = one_cut_on(x, d);
+  Tensor out = fit.clone();
+  Tensor part = out.diagonal(offset, dim1, dim2);
+  TORCH_CHECK(part.sizes() == source.sizes(),
+              "expected src to have a size equal to the slice of self. src size = ", source.sizes(),
+              ", slice size = ", part.sizes());
+  part.copy_(source);
+  return tensor::redistribute(out, &layout_of(x));
+}
+
+Tensor diag_embed(const Tensor& x, int64_t offset, int64_t dim1, int64_t dim2) {
+  const int64_t ndim = x.dim() + 1;
+  const int64_t d1 = dim1 < 0 ? dim1 + ndim : dim1, d2 = dim2 < 0 ? dim2 + ndim : dim2;
+  TORCH_CHECK(d1 != d2, "diagonal dimensions cannot be identical ", dim1, ", ", dim2);
+  const int64_t n = x.size(-1) + std::abs(offset);
+  // Row i of the matrices holds element i of x: column i + offset.
+  const Tensor columns = at::arange(n, x.options().device(x.device()).dtype(at::kLong));
+  const Tensor rows = at::arange(x.size(-1), columns.options()) + std::max<int64_t>(offset, 0);
+  const Tensor mask = columns.unsqueeze(0) == rows.unsqueeze(1);
+  Tensor matrices = at::where(mask, x.unsqueeze(-1), at::zeros({}, x.options().device(x.device())));
+  if (offset != 0) {
+    std::vector<int64_t> pad{0, 0, std::max<int64_t>(-offset, 0), std::max<int64_t>(offset, 0)};
+    matrices = at::constant_pad_nd(matrices, pad, 0);
+  }
+  return matrices.movedim({-2, -1}, {d1, d2});
+}
+
 Tensor trace(const Tensor& x) {
   TORCH_CHECK(x.dim() == 2, "trace: expected a matrix, but got tensor with dim ", x.dim());
   return x.diagonal().sum();
@@ -151,6 +183,8 @@ SHARDFIELD_OPS(diagonal) {
   table.above_autograd("aten::diagonal", TORCH_FN(diagonal_above));
   table.view("aten::diagonal", TORCH_FN(diagonal_kernel));
   table.backend("aten::diagonal_backward", TORCH_FN(diagonal_backward_kernel));
+  table.composed("aten::diagonal_scatter", TORCH_FN(diagonal_scatter));
+  table.composed("aten::diag_embed", TORCH_FN(diag_embed));
   table.composed("aten::trace", TORCH_FN(trace));
 }
 

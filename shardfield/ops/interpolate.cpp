@@ -10,6 +10,7 @@
 #include "shardfield/dispatch/op_table.h"
 #include "shardfield/ops/cut_rows.h"
 #include "shardfield/ops/whole_dims.h"
+#include "shardfield/spec/finer_layout.h"
 #include "shardfield/spec/resample.h"
 #include "shardfield/tensor/autograd.h"
 
@@ -205,7 +206,10 @@ Tensor fetch_sources(const Tensor& x, std::vector<ResampledDim>& dims,
     const Cut& cut = layout.cuts()[c];
     if (cut.dim < 2) continue;
     ResampledDim& d = dims[cut.dim - 2];
-    const auto pieces = spec::plan_resample(cut.sizes, d.taps);
+    // Upwards again: cut as the finer tensor was, which a skip connection will bring.
+    const auto finer = spec::finer_sizes(layout, c, d.taps.num_outputs);
+    const auto pieces = finer.empty() ? spec::plan_resample(cut.sizes, d.taps)
+                                      : spec::plan_resample_to(finer, d.taps);
     std::vector<spec::Range> needed;
     for (const auto& p : pieces) {
       spec::Range rows = p.inputs;

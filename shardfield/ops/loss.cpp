@@ -143,8 +143,9 @@ struct ClassLoss {
 
 /// The loss of an empty piece: zero, yet tied to its inputs to every order of derivative, so that
 /// this rank joins each collective of backward.
-Tensor nothing(const Tensor& x, const Tensor& weight) {
-  const Tensor zero = at::exp(x).sum();
+Tensor nothing(const Tensor& x, const Tensor& target, const Tensor& weight) {
+  Tensor zero = at::exp(x).sum();
+  if (at::isFloatingType(target.scalar_type())) zero = zero * at::exp(target).sum();
   return weight.defined() ? zero * at::exp(weight).sum() : zero;
 }
 
@@ -180,7 +181,7 @@ Tensor class_loss(const ClassLoss& setting, const Tensor& scores, const Tensor& 
   if (setting.reduction == kNone)
     return tensor::wrap(loss(x, t, own_weight, kNone), result_layout, target_sizes);
   if (is_alone(*layout)) return loss(x, t, w, setting.reduction);
-  const Tensor sum = x.numel() ? loss(x, t, own_weight, kSum) : nothing(x, own_weight);
+  const Tensor sum = x.numel() ? loss(x, t, own_weight, kSum) : nothing(x, t, own_weight);
   if (setting.reduction == kSum) return tensor::reduce_sum(sum, *layout);
   if (probabilities) return tensor::reduce_sum(sum, *layout) / c10::multiply_integers(target_sizes);
   const Tensor total = target_weight(t, w, setting.ignore_index).to(sum.scalar_type());

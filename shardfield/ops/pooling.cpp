@@ -10,6 +10,7 @@
 #include "shardfield/dispatch/op_table.h"
 #include "shardfield/ops/cut_rows.h"
 #include "shardfield/ops/whole_dims.h"
+#include "shardfield/spec/finer_layout.h"
 #include "shardfield/spec/window.h"
 #include "shardfield/tensor/autograd.h"
 
@@ -120,6 +121,7 @@ PoolPiece pool_piece(const char* op, const Tensor& x, const PoolParams& params,
     p.first_output[i] = own.outputs.begin;
   }
   p.layout = with_piece_sizes(layout, piece_sizes);
+  spec::remember_finer(p.layout, &layout);
   p.own_sizes = p.layout->local_sizes(p.sizes.data(), static_cast<int>(x.dim()));
   const bool padded = std::any_of(pad.begin(), pad.end(), [](int64_t v) { return v != 0; });
   if (padded && c10::multiply_integers(p.own_sizes) > 0)

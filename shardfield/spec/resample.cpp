@@ -295,4 +295,19 @@ std::vector<MappedPiece> plan_resample(std::span<const int64_t> sizes, const Tap
   return pieces;
 }
 
+std::vector<MappedPiece> plan_resample_to(std::span<const int64_t> outputs, const Taps& taps) {
+  check_sizes(outputs, "plan_resample_to");
+  require(total_of(outputs) == taps.num_outputs,
+          "plan_resample_to: expected outputs that add up to " + std::to_string(taps.num_outputs) +
+              ", got " + std::to_string(total_of(outputs)));
+  std::vector<MappedPiece> pieces;
+  int64_t begin = 0;
+  for (int64_t n : outputs) {
+    const Range range{begin, begin + n};
+    pieces.push_back({range, taps.reach(range)});
+    begin += n;
+  }
+  return pieces;
+}
+
 }  // namespace shardfield::spec

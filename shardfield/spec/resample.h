@@ -77,4 +77,8 @@ struct Taps {
 [[nodiscard]] std::vector<MappedPiece> plan_resample(std::span<const int64_t> sizes,
                                                      const Taps& taps);
 
+/// The same with the outputs per rank given: they add up to taps.num_outputs.
+[[nodiscard]] std::vector<MappedPiece> plan_resample_to(std::span<const int64_t> outputs,
+                                                        const Taps& taps);
+
 }  // namespace shardfield::spec

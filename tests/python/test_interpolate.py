@@ -207,3 +207,24 @@ def shuffles(mesh) -> None:
 
 def test_pixel_and_channel_shuffles(run_mesh, mesh_shape):
     run_mesh(mesh_shape, shuffles)
+
+
+def joined_bytes(mesh) -> tuple[int, int]:
+    """Down and up again: the result is cut as the skip connection is, so cat moves nothing."""
+    x = sharded(numbers(1, 2, 15, 4), mesh, 2)
+    down = F.conv2d(x, numbers(3, 2, 3, 3, seed=1), stride=2, padding=1)
+    for up in (
+        F.interpolate(down, size=(15, 4), mode="bilinear"),
+        F.interpolate(F.max_pool2d(x, 2, ceil_mode=True), size=(15, 4), mode="nearest"),
+    ):
+        with shardfield.report() as report:
+            joined = torch.cat([x, up], 1)
+        assert joined.to_local().shape[2] == x.to_local().shape[2]
+        assert report.bytes_sent == 0
+    return x.to_local().shape[2], up.to_local().shape[2]
+
+
+def test_up_again_is_cut_as_the_skip(run_mesh):
+    for ranks in (2, 3, 4):
+        for fine, up in run_mesh((ranks,), joined_bytes):
+            assert fine == up

@@ -1,0 +1,51 @@
+"""Totals and the Markdown table of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from shardfield.selftest._check import Outcome, Verdict
+
+
+@dataclass(frozen=True)
+class Tally:
+    """All outcomes of one operator."""
+
+    operator: str
+    outcomes: list[Outcome]
+
+    @property
+    def worst(self) -> Verdict:
+        """The worst verdict; an operator without a usable sample counts as sharded."""
+        return max((o.verdict for o in self.outcomes), default=Verdict.SHARDED)
+
+    def count(self, verdict: Verdict) -> int:
+        """How many calls got this verdict."""
+        return sum(o.verdict == verdict for o in self.outcomes)
+
+
+def _row(tally: Tally) -> str:
+    counts = " | ".join(str(tally.count(v) or "") for v in list(Verdict)[:4])
+    return f"| `{tally.operator}` | {counts} |"
+
+
+def markdown(tallies: Sequence[Tally], shape: Sequence[int]) -> str:
+    """A table of calls per operator and verdict, then the totals as the last paragraph."""
+    run = [t for t in tallies if t.outcomes]
+    right = sum(t.worst <= Verdict.GATHERED for t in run)
+    calls = {v: sum(t.count(v) for t in run) for v in Verdict}
+    correct = calls[Verdict.SHARDED] + calls[Verdict.GATHERED]
+    share = 100 * calls[Verdict.GATHERED] / max(correct, 1)
+    lines = [
+        "| operator | sharded | gathered | refused | wrong |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    lines += [_row(t) for t in run]
+    mesh = " x ".join(map(str, shape))
+    summary = (
+        f"Mesh {mesh}: {len(run)} operators, {right} right in every call; {sum(calls.values())} calls: "
+        + ", ".join(f"{n} {v.name.lower()}" for v, n in calls.items())
+        + f"; {share:.1f} % of the right calls gather."
+    )
+    return "\n".join(lines) + "\n\n" + summary

@@ -1,0 +1,158 @@
+// Ops that work on the last dims of each batch entry by itself: matrix decompositions and solvers,
+// unpooling, sampling on grids. Cut batch dims stay as they are; a cut on the last dims moves to a
+// batch dim first.
+
+#include <ATen/ATen.h>
+
+#include "shardfield/dispatch/op_table.h"
+#include "shardfield/ops/whole_dims.h"
+#include "shardfield/tensor/autograd.h"
+
+namespace shardfield::ops {
+
+namespace {
+
+using at::Tensor;
+using spec::Layout;
+using tensor::is_sharded;
+using tensor::layout_of;
+using torch::jit::Stack;
+
+std::vector<int64_t> last_dims(const Tensor& t, int64_t count) {
+  std::vector<int64_t> dims;
+  for (int64_t d = std::max<int64_t>(t.dim() - count, 0); d < t.dim(); ++d) dims.push_back(d);
+  return dims;
+}
+
+/// t with its last `count` dims whole.
+Tensor with_whole_last_dims(const char* op, const Tensor& t, int64_t count) {
+  Tensor out = with_simple_cuts(t);
+  const auto busy = last_dims(t, count);
+  for (int64_t d : busy) out = with_whole_dim(op, out, d, busy);
+  return out;
+}
+
+/// The batch dims that all operands share and how they are cut.
+struct Batch {
+  std::vector<int64_t> sizes;
+  const Layout* layout = nullptr;
+};
+
+bool has_batch(const Tensor& t, const Batch& batch) {
+  return t.dim() >= static_cast<int64_t>(batch.sizes.size()) &&
+         std::equal(batch.sizes.begin(), batch.sizes.end(), t.sizes().begin());
+}
+
+/// An operand on this rank: its own batch entries, or all of one that every entry shares.
+Tensor operand(const Tensor& t, const Batch& batch) {
+  if (!batch.layout) return tensor::gather(t);
+  if (!has_batch(t, batch)) return tensor::enter(tensor::gather(t), *batch.layout);
+  return tensor::local(tensor::redistribute(t, batch.layout));
+}
+
+template <int last>
+void batched(const c10::OperatorHandle& op, Stack* stack) {
+  const char* name = op.schema().name().c_str();
+  const comm::CallScope scope(name);
+  const size_t base = stack->size() - op.schema().arguments().size();
+  Batch batch;
+  std::vector<size_t> tensors;
+  for (size_t i = base; i < stack->size(); ++i) {
+    c10::IValue& v = (*stack)[i];
+    if (!v.isTensor() || !v.toTensor().defined()) continue;
+    tensors.push_back(i);
+    if (!is_sharded(v.toTensor()) || batch.layout) continue;
+    const Tensor whole = with_whole_last_dims(name, v.toTensor(), last);
+    v = whole;
+    if (!is_sharded(whole)) continue;
+    batch.layout = &layout_of(whole);
+    batch.sizes = whole.sizes().slice(0, std::max<int64_t>(whole.dim() - last, 0)).vec();
+  }
+  for (size_t i : tensors) (*stack)[i] = operand((*stack)[i].toTensor(), batch);
+  op.callBoxed(stack);
+  if (!batch.layout) return;
+  const auto num_batch = static_cast<int64_t>(batch.sizes.size());
+  for (size_t i = stack->size() - op.schema().returns().size(); i < stack->size(); ++i) {
+    c10::IValue& v = (*stack)[i];
+    if (!v.isTensor() || !v.toTensor().defined()) continue;
+    const Tensor piece = v.toTensor();
+    if (piece.dim() < num_batch) continue;  // an empty placeholder
+    std::vector<int64_t> sizes = batch.sizes;
+    sizes.insert(sizes.end(), piece.sizes().begin() + num_batch, piece.sizes().end());
+    v = tensor::wrap(piece.contiguous(), batch.layout, sizes);
+  }
+}
+
+/// Transforms along dims that may be cut: those are made whole, and the result is cut as x was.
+template <class F>
+Tensor transformed(const char* op, const Tensor& input, at::IntArrayRef dims, F&& transform) {
+  Tensor x = with_simple_cuts(input);
+  if (!is_sharded(x)) return transform(x);
+  const Layout* before = &layout_of(x);
+  std::vector<int64_t> busy;
+  for (int64_t d : dims) busy.push_back(d < 0 ? d + input.dim() : d);
+  for (int64_t d : busy) x = with_whole_dim(op, x, d, busy);
+  if (!is_sharded(x)) return transform(x);
+  const Tensor piece = transform(tensor::local(x));
+  std::vector<int64_t> sizes = x.sizes().vec();
+  for (int64_t d : busy) sizes[d] = piece.size(d);
+  const Tensor out = tensor::wrap(piece.contiguous(), &layout_of(x), sizes);
+  return sizes == input.sizes().vec() ? tensor::redistribute(out, before) : out;
+}
+
+Tensor fft_c2c(const Tensor& x, c10::SymIntArrayRef dims, int64_t norm, bool forward) {
+  const auto d = C10_AS_INTARRAYREF_SLOW(dims);
+  return transformed("fft", x, d,
+                     [&](const Tensor& t) { return at::_fft_c2c(t, d, norm, forward); });
+}
+Tensor fft_r2c(const Tensor& x, at::IntArrayRef dims, int64_t norm, bool onesided) {
+  return transformed("fft", x, dims,
+                     [&](const Tensor& t) { return at::_fft_r2c(t, dims, norm, onesided); });
+}
+Tensor fft_c2r(const Tensor& x, at::IntArrayRef dims, int64_t norm, c10::SymInt last) {
+  return transformed("fft", x, dims,
+                     [&](const Tensor& t) { return at::_fft_c2r_symint(t, dims, norm, last); });
+}
+
+}  // namespace
+
+SHARDFIELD_OPS(batched) {
+  for (const char* name : {"aten::linalg_qr",
+                           "aten::_linalg_svd",
+                           "aten::linalg_inv_ex",
+                           "aten::_linalg_det",
+                           "aten::_linalg_slogdet",
+                           "aten::linalg_eig",
+                           "aten::_linalg_eigvals",
+                           "aten::_linalg_eigh",
+                           "aten::linalg_cholesky_ex",
+                           "aten::linalg_lu_factor_ex",
+                           "aten::linalg_lu",
+                           "aten::lu_unpack",
+                           "aten::_linalg_solve_ex",
+                           "aten::linalg_lu_solve",
+                           "aten::linalg_solve_triangular",
+                           "aten::cholesky_solve",
+                           "aten::cholesky_inverse",
+                           "aten::cholesky",
+                           "aten::geqrf",
+                           "aten::ormqr",
+                           "aten::linalg_householder_product",
+                           "aten::linalg_matrix_exp",
+                           "aten::triangular_solve",
+                           "aten::linalg_ldl_factor_ex",
+                           "aten::linalg_ldl_solve",
+                           "aten::_cdist_forward",
+                           "aten::max_unpool2d",
+                           "aten::fractional_max_pool2d"})
+    table.composed_boxed<&batched<2>>(name);
+  for (const char* name : {"aten::im2col", "aten::grid_sampler_2d", "aten::max_unpool3d",
+                           "aten::fractional_max_pool3d"})
+    table.composed_boxed<&batched<3>>(name);
+  table.composed_boxed<&batched<4>>("aten::grid_sampler_3d");
+  table.composed("aten::_fft_c2c", TORCH_FN(fft_c2c));
+  table.composed("aten::_fft_r2c", TORCH_FN(fft_r2c));
+  table.composed("aten::_fft_c2r", TORCH_FN(fft_c2r));
+}
+
+}  // namespace shardfield::ops
