@@ -5,6 +5,7 @@
 #include <ATen/ATen.h>
 
 #include "shardfield/dispatch/op_table.h"
+#include "shardfield/ops/cut_rows.h"
 #include "shardfield/ops/whole_dims.h"
 #include "shardfield/tensor/autograd.h"
 
@@ -38,19 +39,24 @@ struct Batch {
   const Layout* layout = nullptr;
 };
 
-bool has_batch(const Tensor& t, const Batch& batch) {
-  return t.dim() >= static_cast<int64_t>(batch.sizes.size()) &&
+/// @param own  dims that an operand may have behind the batch dims
+bool has_batch(const Tensor& t, const Batch& batch, std::pair<int64_t, int64_t> own) {
+  const int64_t rest = t.dim() - static_cast<int64_t>(batch.sizes.size());
+  return rest >= own.first && rest <= own.second &&
          std::equal(batch.sizes.begin(), batch.sizes.end(), t.sizes().begin());
 }
 
 /// An operand on this rank: its own batch entries, or all of one that every entry shares.
-Tensor operand(const Tensor& t, const Batch& batch) {
+Tensor operand(const Tensor& t, const Batch& batch, std::pair<int64_t, int64_t> own) {
   if (!batch.layout) return tensor::gather(t);
-  if (!has_batch(t, batch)) return tensor::enter(tensor::gather(t), *batch.layout);
+  if (!has_batch(t, batch, own)) return tensor::enter(tensor::gather(t), *batch.layout);
   return tensor::local(tensor::redistribute(t, batch.layout));
 }
 
-template <int last>
+/// @tparam last   dims of one batch entry
+/// @tparam least  dims that some operand's entry has (a vector of pivots beside matrices)
+/// @tparam takes_none  whether the op takes a batch of no entries; else it runs on a dummy entry
+template <int last, int least = last, bool takes_none = true>
 void batched(const c10::OperatorHandle& op, Stack* stack) {
   const char* name = op.schema().name().c_str();
   const comm::CallScope scope(name);
@@ -68,15 +74,29 @@ void batched(const c10::OperatorHandle& op, Stack* stack) {
     batch.layout = &layout_of(whole);
     batch.sizes = whole.sizes().slice(0, std::max<int64_t>(whole.dim() - last, 0)).vec();
   }
-  for (size_t i : tensors) (*stack)[i] = operand((*stack)[i].toTensor(), batch);
+  for (size_t i : tensors) (*stack)[i] = operand((*stack)[i].toTensor(), batch, {least, last});
+  const auto num_batch = static_cast<int64_t>(batch.sizes.size());
+  std::vector<int64_t> own = batch.sizes;
+  if (batch.layout)
+    own = batch.layout->local_sizes(batch.sizes.data(), static_cast<int>(num_batch));
+  const bool dummy = !takes_none && c10::multiply_integers(own) == 0;
+  for (size_t i : tensors) {
+    if (!dummy) break;
+    const Tensor t = (*stack)[i].toTensor();
+    (*stack)[i] = grown_to(t, std::vector<int64_t>(t.dim(), 1));
+  }
   op.callBoxed(stack);
   if (!batch.layout) return;
-  const auto num_batch = static_cast<int64_t>(batch.sizes.size());
   for (size_t i = stack->size() - op.schema().returns().size(); i < stack->size(); ++i) {
     c10::IValue& v = (*stack)[i];
     if (!v.isTensor() || !v.toTensor().defined()) continue;
-    const Tensor piece = v.toTensor();
+    Tensor piece = v.toTensor();
     if (piece.dim() < num_batch) continue;  // an empty placeholder
+    if (dummy) {
+      auto none = piece.sizes().vec();
+      std::copy(own.begin(), own.end(), none.begin());
+      piece = empty_result_like(piece, none);
+    }
     std::vector<int64_t> sizes = batch.sizes;
     sizes.insert(sizes.end(), piece.sizes().begin() + num_batch, piece.sizes().end());
     v = tensor::wrap(piece.contiguous(), batch.layout, sizes);
@@ -93,7 +113,17 @@ Tensor transformed(const char* op, const Tensor& input, at::IntArrayRef dims, F&
   for (int64_t d : dims) busy.push_back(d < 0 ? d + input.dim() : d);
   for (int64_t d : busy) x = with_whole_dim(op, x, d, busy);
   if (!is_sharded(x)) return transform(x);
-  const Tensor piece = transform(tensor::local(x));
+  const Tensor own = tensor::local(x);
+  Tensor piece;
+  if (own.numel() > 0) {
+    piece = transform(own);
+  } else {
+    // FFT libraries refuse an empty batch.
+    const Tensor dummy = transform(grown_to(own, std::vector<int64_t>(own.dim(), 1)));
+    auto own_sizes = own.sizes().vec();
+    for (int64_t d : busy) own_sizes[d] = dummy.size(d);
+    piece = empty_result_like(dummy, own_sizes);
+  }
   std::vector<int64_t> sizes = x.sizes().vec();
   for (int64_t d : busy) sizes[d] = piece.size(d);
   const Tensor out = tensor::wrap(piece.contiguous(), &layout_of(x), sizes);
@@ -128,28 +158,26 @@ SHARDFIELD_OPS(batched) {
                            "aten::linalg_cholesky_ex",
                            "aten::linalg_lu_factor_ex",
                            "aten::linalg_lu",
-                           "aten::lu_unpack",
-                           "aten::_linalg_solve_ex",
-                           "aten::linalg_lu_solve",
                            "aten::linalg_solve_triangular",
                            "aten::cholesky_solve",
                            "aten::cholesky_inverse",
                            "aten::cholesky",
                            "aten::geqrf",
-                           "aten::ormqr",
-                           "aten::linalg_householder_product",
                            "aten::linalg_matrix_exp",
                            "aten::triangular_solve",
                            "aten::linalg_ldl_factor_ex",
-                           "aten::linalg_ldl_solve",
-                           "aten::_cdist_forward",
-                           "aten::max_unpool2d",
-                           "aten::fractional_max_pool2d"})
+                           "aten::_cdist_forward"})
     table.composed_boxed<&batched<2>>(name);
+  for (const char* name :
+       {"aten::lu_unpack", "aten::_linalg_solve_ex", "aten::linalg_lu_solve", "aten::ormqr",
+        "aten::linalg_householder_product", "aten::linalg_ldl_solve"})
+    table.composed_boxed<&batched<2, 1>>(name);
+  for (const char* name : {"aten::max_unpool2d", "aten::fractional_max_pool2d"})
+    table.composed_boxed<&batched<2, 2, false>>(name);
   for (const char* name : {"aten::im2col", "aten::grid_sampler_2d", "aten::max_unpool3d",
                            "aten::fractional_max_pool3d"})
-    table.composed_boxed<&batched<3>>(name);
-  table.composed_boxed<&batched<4>>("aten::grid_sampler_3d");
+    table.composed_boxed<&batched<3, 3, false>>(name);
+  table.composed_boxed<&batched<4, 4, false>>("aten::grid_sampler_3d");
   table.composed("aten::_fft_c2c", TORCH_FN(fft_c2c));
   table.composed("aten::_fft_r2c", TORCH_FN(fft_r2c));
   table.composed("aten::_fft_c2r", TORCH_FN(fft_c2r));

@@ -10,6 +10,7 @@
 #include "shardfield/dispatch/op_table.h"
 #include "shardfield/ops/convolution_composed.h"
 #include "shardfield/ops/convolution_lean.h"
+#include "shardfield/ops/moments.h"
 #include "shardfield/spec/finer_layout.h"
 #include "shardfield/tensor/autograd.h"
 
@@ -73,10 +74,25 @@ Tensor convolve(const char* op, const Tensor& x, const Tensor& weight_arg,
   return convolve_lean(x, weight, bias, plan);
 }
 
+bool runs_alone(const Tensor& x, const Tensor& weight) {
+  return tensor::is_sharded(x) && !tensor::is_sharded(weight) && x.dim() == weight.dim() &&
+         is_alone(tensor::layout_of(x)) && tensor::layout_of(x).is_simple(x.sizes().data());
+}
+
 Tensor convolution(const Tensor& x, const Tensor& weight, const OptTensor& bias,
                    SymIntArrayRef stride, SymIntArrayRef padding, SymIntArrayRef dilation,
                    bool transposed, SymIntArrayRef output_padding, SymInt groups) {
   const char* op = "convolution";
+  if (runs_alone(x, weight) && (tensor::records_grad(x) || tensor::records_grad(weight))) {
+    // Nothing to exchange: PyTorch's own formula, without a node of ours.
+    constexpr c10::DispatchKeySet kFormula =
+        c10::DispatchKeySet(c10::DispatchKey::PrivateUse3).add(c10::DispatchKey::AutogradOther);
+    const auto keep = dispatch::prepare_leaf(x);
+    const Tensor y = at::_ops::convolution::redispatch(
+        kFormula, x, weight, bias, stride, padding, dilation, transposed, output_padding, groups);
+    comm::remember_formula(y);
+    return y;
+  }
   return convolve(
       op, x, weight, bias,
       settings_of(op, weight, stride, padding, dilation, transposed, output_padding, groups));
@@ -117,7 +133,24 @@ Tensor conv_padded(const Tensor& input, const Tensor& weight, const OptTensor& b
   return batched ? y : y.squeeze(0);
 }
 
-/// For callers of the derivative op itself; ordinary backward passes do not come here.
+/// The gradients where no other rank holds a part of x.
+std::tuple<Tensor, Tensor, Tensor> backward_alone(const Tensor& grad, const Tensor& x,
+                                                  const Tensor& weight,
+                                                  at::OptionalSymIntArrayRef bias_sizes,
+                                                  SymIntArrayRef stride, SymIntArrayRef padding,
+                                                  SymIntArrayRef dilation, bool transposed,
+                                                  SymIntArrayRef output_padding, SymInt groups,
+                                                  std::array<bool, 3> mask) {
+  const at::AutoDispatchBelowADInplaceOrView guard;
+  auto [dx, dw, db] = at::convolution_backward_symint(
+      tensor::is_sharded(grad) ? tensor::piece_of(grad) : grad, tensor::piece_of(x), weight,
+      bias_sizes, stride, padding, dilation, transposed, output_padding, groups, mask);
+  if (dx.defined())
+    dx = tensor::make_sharded(dx, &tensor::layout_of(x), x.sizes(), x.suggest_memory_format());
+  return {dx, dw, db};
+}
+
+/// For callers of the derivative op itself, and the backward of a convolution that runs alone.
 std::tuple<Tensor, Tensor, Tensor> convolution_backward(
     const Tensor& grad, const Tensor& x, const Tensor& weight,
     at::OptionalSymIntArrayRef bias_sizes, SymIntArrayRef stride, SymIntArrayRef padding,
@@ -125,6 +158,9 @@ std::tuple<Tensor, Tensor, Tensor> convolution_backward(
     std::array<bool, 3> mask) {
   const bool differentiable =
       tensor::records_grad(grad) || tensor::records_grad(x) || tensor::records_grad(weight);
+  if (!differentiable && runs_alone(x, weight))
+    return backward_alone(grad, x, weight, bias_sizes, stride, padding, dilation, transposed,
+                          output_padding, groups, mask);
   // Below autograd too: what is built here is differentiated at once.
   const c10::impl::LocalDispatchKeySet keys = c10::impl::tls_local_dispatch_key_set();
   const c10::impl::ForceDispatchKeyGuard recording(
@@ -142,8 +178,10 @@ std::tuple<Tensor, Tensor, Tensor> convolution_backward(
     TORCH_INTERNAL_ASSERT(!bias_sizes.has_value() || bias_sizes->size() <= 1);
     bs = at::zeros({channels}, grad.options().device(weight.device())).requires_grad_();
   }
-  const Tensor y = at::convolution_symint(xs, ws, bs, stride, padding, dilation, transposed,
-                                          output_padding, groups);
+  const char* op = "convolution";
+  const Tensor y =
+      convolve(op, xs, ws, bs,
+               settings_of(op, ws, stride, padding, dilation, transposed, output_padding, groups));
   torch::autograd::variable_list inputs;
   if (mask[0]) inputs.push_back(xs);
   if (mask[1]) inputs.push_back(ws);

@@ -7,6 +7,7 @@
 
 #include "shardfield/base/error.h"
 #include "shardfield/comm/collectives.h"
+#include "shardfield/dispatch/leaf_gradient.h"
 #include "shardfield/dispatch/op_table.h"
 #include "shardfield/ops/moments.h"
 #include "shardfield/tensor/autograd.h"
@@ -214,11 +215,24 @@ Tensor group_norm(const Tensor& x, int64_t groups, const MaybeTensor& weight,
                      "expected weight and bias of ", x.size(1), " channels, got ", v.sizes());
   }
   // Any cut: a second gradient may come back with the batch or channels still in pieces.
-  const Tensor w = tensor::with_whole_gradient(tensor::gather(value_of(weight)));
-  const Tensor b = tensor::with_whole_gradient(tensor::gather(value_of(bias)));
+  const bool alone = is_alone(layout_of(x));
+  const auto own = [&](const MaybeTensor& t) {
+    const Tensor plain = tensor::gather(value_of(t));
+    return alone ? plain : tensor::with_whole_gradient(plain);
+  };
+  const Tensor w = own(weight), b = own(bias);
   const int64_t rest = c10::multiply_integers(x.sizes().slice(2));
-  return std::get<0>(at::native_group_norm(x.contiguous(x.suggest_memory_format()), w, b, x.size(0),
-                                           x.size(1), rest, groups, eps));
+  const Tensor in = x.contiguous(x.suggest_memory_format());
+  if (!tensor::records_grad(in) && !tensor::records_grad(w) && !tensor::records_grad(b))
+    return std::get<0>(at::native_group_norm(in, w, b, x.size(0), x.size(1), rest, groups, eps));
+  // Straight to PyTorch's formula: the boxed way costs as much again as the kernel's dispatch.
+  constexpr c10::DispatchKeySet kFormula =
+      c10::DispatchKeySet(c10::DispatchKey::PrivateUse3).add(c10::DispatchKey::AutogradOther);
+  const auto keep = dispatch::prepare_leaf(in);
+  const Tensor y = std::get<0>(at::_ops::native_group_norm::redispatch(
+      kFormula, in, w, b, x.size(0), x.size(1), rest, groups, eps));
+  comm::remember_formula(y);
+  return y;
 }
 
 /// Instance norm without running statistics is group norm with one channel per group; with them,

@@ -231,7 +231,10 @@ Tensor layer_norm(const Tensor& x, c10::SymIntArrayRef shape, const MaybeTensor&
     const auto keep = dispatch::prepare_leaf(x);
     const MaybeTensor w = is_local ? weight : tensor::with_whole_gradient(weight);
     const MaybeTensor b = is_local ? bias : tensor::with_whole_gradient(bias);
-    return std::get<0>(at::_ops::native_layer_norm::redispatch(kFormula, x, shape, w, b, eps));
+    const Tensor y =
+        std::get<0>(at::_ops::native_layer_norm::redispatch(kFormula, x, shape, w, b, eps));
+    comm::remember_formula(y);
+    return y;
   }
   if (is_local) {
     const at::AutoDispatchBelowADInplaceOrView below;

@@ -9,6 +9,7 @@
 #include "shardfield/base/error.h"
 #include "shardfield/dispatch/boxed.h"
 #include "shardfield/dispatch/op_table.h"
+#include "shardfield/ops/moments.h"
 #include "shardfield/tensor/autograd.h"
 
 namespace shardfield::ops {
@@ -31,13 +32,6 @@ Tensor value_of(const MaybeTensor& t) {
 }
 MaybeTensor optional_of(const Tensor& t) {
   return t.defined() ? MaybeTensor(t) : std::nullopt;
-}
-
-/// True when one rank holds all of the tensor, so that its loss is the whole loss.
-bool is_alone(const Layout& layout) {
-  for (int a : layout.axes())
-    if (layout.mesh().shape[a] > 1) return false;
-  return true;
 }
 
 /// A loss of broadcast operands, element by element.

@@ -6,6 +6,7 @@
 
 #include "shardfield/base/error.h"
 #include "shardfield/dispatch/op_table.h"
+#include "shardfield/ops/moments.h"
 #include "shardfield/ops/reduced_dims.h"
 #include "shardfield/tensor/autograd.h"
 
@@ -33,6 +34,8 @@ Tensor sum_dims(const Tensor& x, OptionalIntArrayRef dims, bool keepdim, Dtype d
   return r.finish_sum(at::sum(local(x), r.dims, keepdim, dtype));
 }
 Tensor sum(const Tensor& x, Dtype dtype) {
+  if (!tensor::records_grad(x) && is_alone(tensor::layout_of(x)))
+    return at::sum(tensor::piece_of(x), dtype);
   return sum_dims(x, std::nullopt, false, dtype);
 }
 
@@ -49,6 +52,8 @@ Tensor mean_dims(const Tensor& x, OptionalIntArrayRef dims, bool keepdim, Dtype 
   return sum_dims(x, dims, keepdim, dtype) / count;
 }
 Tensor mean(const Tensor& x, Dtype dtype) {
+  if (!tensor::records_grad(x) && is_alone(tensor::layout_of(x)))
+    return at::mean(tensor::piece_of(x), dtype);
   return mean_dims(x, std::nullopt, false, dtype);
 }
 
