@@ -21,8 +21,8 @@ void elementwise_kernel(const c10::OperatorHandle& op, torch::jit::Stack* stack)
 /// mode. Collective over the mesh.
 void gather_and_call(const c10::OperatorHandle& op, torch::jit::Stack* stack);
 
-/// At both keys for the copying form of a view, e.g. unsqueeze_copy: the view of the same name, then
-/// a copy.
+/// At both keys for the copying form of a view, e.g. unsqueeze_copy: the view of the same name,
+/// then a copy.
 void copy_of_view(const c10::OperatorHandle& op, torch::jit::Stack* stack);
 bool is_view_copy(const c10::OperatorHandle& op);
 
