@@ -39,6 +39,7 @@ $(STAMPS)/system: tools/install_system_packages.sh
 # An own constraint file, so that no later package can exchange torch.
 $(STAMPS)/venv: $(STAMPS)/system requirements/build.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) install -q "pip>=24"
 	$(PIP) install -q "$(TORCH)" -r requirements/build.txt
 	@$(BIN)/python -c "import importlib.metadata as m; print('torch==' + m.version('torch'))" \
 	  > $(VENV)/constraints.txt
