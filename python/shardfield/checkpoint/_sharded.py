@@ -203,8 +203,18 @@ def _background_ranks(ranks: Ranks) -> Ranks:
         return ranks
     if ranks.group not in _background:
         members = dist.get_process_group_ranks(ranks.group)
+        # torch names a group by how many there are: where ranks have made different ones, the
+        # members of a new group would wait for each other under different names.
+        alone = len(members) < dist.get_world_size()
+        world = dist.distributed_c10d._world
+        counts = ranks.all_gather_json(len(world.pg_names) if alone else world.group_count)
+        if len(set(counts)) > 1:
+            raise CheckpointError(
+                f"save_sharded: the ranks have made different process groups ({counts} by rank), so "
+                "that none can be made for the background; save with async_op=False"
+            )
         _background[ranks.group] = dist.new_group(
-            members, backend="gloo", use_local_synchronization=True
+            members, backend="gloo", use_local_synchronization=alone
         )
     return Ranks(_background[ranks.group])
 
