@@ -215,8 +215,7 @@ Tensor group_norm(const Tensor& x, int64_t groups, const MaybeTensor& weight,
                      "expected weight and bias of ", x.size(1), " channels, got ", v.sizes());
   }
   // Any cut: a second gradient may come back with the batch or channels still in pieces.
-  const bool alone =
-      is_alone(layout_of(x)) && !layout_of(x).is_cut(0) && !layout_of(x).is_cut(1);
+  const bool alone = is_alone(layout_of(x)) && !layout_of(x).is_cut(0) && !layout_of(x).is_cut(1);
   const auto own = [&](const MaybeTensor& t) {
     const Tensor plain = tensor::gather(value_of(t));
     return alone ? plain : tensor::with_whole_gradient(plain);
