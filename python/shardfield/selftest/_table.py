@@ -8,6 +8,14 @@ from dataclasses import dataclass
 from shardfield.selftest._check import Outcome, Verdict
 
 
+INTRODUCTION = """# Operators
+
+Made by `shardfield selftest --table`. Each operator of PyTorch's own test list is called on its
+sample inputs, the first one cut along each dim in turn, the others plain or cut alike; output and
+gradients are compared with the plain op's. Sharded: no rank held more than its part. Gathered:
+right, by the counted fallback. Refused: a clear error. Numbers are calls."""
+
+
 @dataclass(frozen=True)
 class Tally:
     """All outcomes of one operator."""
@@ -38,6 +46,8 @@ def markdown(tallies: Sequence[Tally], shape: Sequence[int]) -> str:
     correct = calls[Verdict.SHARDED] + calls[Verdict.GATHERED]
     share = 100 * calls[Verdict.GATHERED] / max(correct, 1)
     lines = [
+        INTRODUCTION,
+        "",
         "| operator | sharded | gathered | refused | wrong |",
         "| --- | --- | --- | --- | --- |",
     ]
