@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from shardfield.selftest._check import Outcome, Verdict
 
-
 INTRODUCTION = """# Operators
 
 Made by `shardfield selftest --table`. Each operator of PyTorch's own test list is called on its
