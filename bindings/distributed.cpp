@@ -1,8 +1,13 @@
+#include <array>
+
 #include "bindings/module.h"
 
 #include "shardfield/base/error.h"
 #include "shardfield/comm/call_agreement.h"
+#include "shardfield/comm/check_level.h"
+#include "shardfield/comm/failure.h"
 #include "shardfield/comm/fused_all_reduce.h"
+#include "shardfield/comm/gradient_law.h"
 #include "shardfield/comm/launch_environment.h"
 #include "shardfield/comm/rank_alignment.h"
 #include "shardfield/comm/vector_collectives.h"
@@ -87,11 +92,54 @@ void bind_alignment(py::module_& m) {
   m.def("alignment_fault", &comm::alignment_fault);
 }
 
+/// The check level by its name.
+void set_check_level(const std::string& level) {
+  using comm::CheckLevel;
+  SHARDFIELD_CHECK(level == "off" || level == "cheap" || level == "full", "set_check_level",
+                   "expected 'off', 'cheap' or 'full', got '", level, "'");
+  comm::set_check_level(level == "off"    ? CheckLevel::kOff
+                        : level == "full" ? CheckLevel::kFull
+                                          : CheckLevel::kCheap);
+}
+
+/// Failures happen without the GIL, and also while the interpreter goes down.
+void set_failure_notes(const py::object& notes) {
+  if (notes.is_none()) return comm::set_failure_notes({});
+  auto* kept = new py::object(notes);  // for the life of the process
+  comm::set_failure_notes([kept](const std::string& call, const std::string& cause) {
+    if (!Py_IsInitialized()) return std::string();
+    const py::gil_scoped_acquire gil;
+    try {
+      return (*kept)(call, cause).cast<std::string>();
+    } catch (const std::exception&) {  // the failure itself is what must be told
+      return std::string();
+    }
+  });
+}
+
+void bind_faults(py::module_& m) {
+  m.def("set_check_level", &set_check_level);
+  m.def("check_level", [] {
+    constexpr std::array kNames{"off", "cheap", "full"};
+    return kNames[static_cast<size_t>(comm::check_level())];
+  });
+  m.def("set_failure_notes", &set_failure_notes);
+  m.def("in_current_layer", &comm::in_current_layer);
+  m.def(
+      "summed_ranks",
+      [](const Tensor& t) -> std::optional<Sizes> {
+        const auto sum = comm::gradient_sum_of(t);
+        return sum ? std::optional(comm::domain_ranks(*sum)) : std::nullopt;
+      },
+      NoGil());
+}
+
 }  // namespace
 
 void bind_distributed(py::module_& m) {
   bind_launch(m);
   bind_alignment(m);
+  bind_faults(m);
   m.def("set_call_checks", &comm::set_call_checks);
   m.def("call_checks", &comm::call_checks);
   m.def(

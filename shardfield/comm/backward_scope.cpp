@@ -43,7 +43,8 @@ bool records_grad(const at::Tensor& t) {
 }
 
 void remember_scope(torch::autograd::AutogradContext* ctx) {
-  if (!is_recording() || !current_op()) return;
+  // Named layers are told in the errors of backward too.
+  if (!current_op() || (!is_recording() && current_layer() == 0)) return;
   ctx->saved_data["op"] = reinterpret_cast<int64_t>(current_op());
   ctx->saved_data["layer"] = current_layer();
 }

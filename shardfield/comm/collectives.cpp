@@ -1,8 +1,14 @@
 #include "shardfield/comm/collectives.h"
 
+#include <array>
+#include <sstream>
+
 #include <ATen/ATen.h>
 
 #include "shardfield/base/error.h"
+#include "shardfield/comm/check_level.h"
+#include "shardfield/comm/failure.h"
+#include "shardfield/comm/gradient_law.h"
 #include "shardfield/comm/group_mesh.h"
 #include "shardfield/comm/traffic.h"
 
@@ -14,24 +20,18 @@ const char* op_name(const char* otherwise) {
   return current_op() ? current_op() : otherwise;
 }
 
-[[noreturn]] void fail(const std::string& context, const char* what) {
-  TORCH_CHECK(false, context, ": a peer failed, left, or made another call (", what,
-              "); see the other ranks' errors for the cause");
-}
-
-void wait_for(const c10::intrusive_ptr<c10d::Work>& work, const std::string& context) {
-  bool done = false;
-  try {
-    done = work->wait();
-  } catch (const std::exception& error) {
-    fail(context, error.what());
-  }
-  if (!done) fail(context, "aborted");
-}
-
 std::string describe(const char* op, const spec::Mesh& mesh) {
   return std::string(op) + " on rank " + std::to_string(mesh.rank) + " of " +
-         std::to_string(mesh.size());
+         std::to_string(mesh.size()) + in_current_layer();
+}
+
+/// What all ranks of a group must pass alike, in words; at check level full alone.
+Transfer transfer_of(const char* kind, const at::Tensor& buffer) {
+  if (check_level() != CheckLevel::kFull) return {};
+  std::ostringstream out;
+  out << kind << " in " << op_name("a direct call") << in_current_layer() << ": "
+      << buffer.scalar_type() << " " << buffer.sizes();
+  return {out.str()};
 }
 
 /// Derivative formulas may hand over zeros that have no memory.
@@ -62,6 +62,10 @@ void all_reduce_group(at::Tensor& buffer, const spec::Mesh& mesh, const Comm& co
                       Reduction reduction) {
   if (comm.size() == 1) return;
   const char* op = op_name("all_reduce");
+  constexpr std::array kKinds{"sum over ranks", "product over ranks", "minimum over ranks",
+                              "maximum over ranks"};
+  compare_transfer(transfer_of(kKinds[static_cast<size_t>(reduction)], buffer), comm, op,
+                   buffer.device());
   c10d::AllreduceOptions options;
   options.reduceOp = op_type(reduction);
   std::vector<at::Tensor> buffers{buffer};
@@ -110,6 +114,7 @@ at::Tensor all_reduce(const at::Tensor& value, const spec::Mesh& mesh, const std
     return packed[0].masked_fill(packed[1] != 0, std::numeric_limits<double>::quiet_NaN());
   }
   all_reduce_buffer(raw, mesh, axes, reduction);
+  if (reduction == Reduction::kSum) remember_gradient_sum(buffer, mesh, axes);
   return dtype == at::kBool ? (buffer != 0) : buffer;
 }
 
@@ -126,6 +131,7 @@ at::Tensor all_gather(const at::Tensor& value, const spec::Mesh& mesh,
     std::vector<int64_t> sizes = all.sizes().vec();
     sizes[0] *= comm.size();
     at::Tensor out = at::empty(sizes, all.options());
+    compare_transfer(transfer_of("gather from ranks", all), comm, op, all.device());
     count_message(mesh.context, static_cast<int64_t>(all.nbytes()) * (comm.size() - 1));
     wait_for(comm.backend(op)->_allgather_base(out, all), describe(op, mesh));
     all = out;
@@ -156,35 +162,75 @@ void Exchange::wait() {
   keep_.clear();
 }
 
+namespace {
+
+/// Transfers that were started; nothing is freed while one of them is under way.
+struct Started {
+  std::vector<c10::intrusive_ptr<c10d::Work>> work;
+  std::vector<at::Tensor> keep;
+};
+
+void post_messages(const Comm& comm, c10d::Backend& backend, int context,
+                   const std::vector<Message>& sends, const std::vector<Message>& recvs,
+                   Started& started) {
+  const bool coalesce = backend.supportsCoalescing() && backend.getBackendName() == "nccl";
+  if (coalesce) backend.startCoalescing();
+  for (const Message& m : recvs) {
+    started.keep.push_back(m.data.is_complex() ? at::view_as_real(m.data) : m.data);
+    std::vector<at::Tensor> one{started.keep.back()};
+    auto w = backend.recv(one, m.peer, comm.next_recv_tag(m.peer));
+    if (!coalesce) started.work.push_back(std::move(w));
+  }
+  for (const Message& m : sends) {
+    started.keep.push_back(plain_memory(m.data));
+    count_message(context, static_cast<int64_t>(started.keep.back().nbytes()));
+    std::vector<at::Tensor> one{started.keep.back()};
+    auto w = backend.send(one, m.peer, comm.next_send_tag(m.peer));
+    if (!coalesce) started.work.push_back(std::move(w));
+  }
+  if (coalesce) started.work.push_back(backend.endCoalescing());
+}
+
+void compare_messages(const Comm& comm, const char* op, const std::vector<Message>& sends,
+                      const std::vector<Message>& recvs) {
+  if (check_level() != CheckLevel::kFull) return;
+  c10::Device device = comm.backend(op)->getBackendName() == "nccl" ? at::kCUDA : at::kCPU;
+  for (const auto& messages : {sends, recvs})
+    for (const Message& m : messages) device = m.data.device();
+  const auto n = static_cast<size_t>(comm.size());
+  Transfer mine{std::string("messages between ranks in ") + op + in_current_layer(),
+                std::vector<int64_t>(n, 0), std::vector<int64_t>(n, 0)};
+  for (const Message& m : sends)
+    mine.bytes_to[static_cast<size_t>(m.peer)] += static_cast<int64_t>(m.data.nbytes());
+  for (const Message& m : recvs)
+    mine.bytes_from[static_cast<size_t>(m.peer)] += static_cast<int64_t>(m.data.nbytes());
+  compare_transfer(mine, comm, op, device);
+}
+
+}  // namespace
+
 Exchange start_exchange(const spec::Mesh& mesh, std::vector<Message> sends,
                         std::vector<Message> recvs) {
   const at::NoGradGuard no_grad;
   const Comm& comm = groups_of(mesh).whole;
+  const char* op = op_name("exchange");
+  compare_messages(comm, op, sends, recvs);
   std::erase_if(sends, [](const Message& m) { return m.data.numel() == 0; });
   std::erase_if(recvs, [](const Message& m) { return m.data.numel() == 0; });
   if (sends.empty() && recvs.empty()) return {};
-  const char* op = op_name("exchange");
-  auto backend = comm.backend(op);
-  std::vector<c10::intrusive_ptr<c10d::Work>> work;
-  std::vector<at::Tensor> keep;
-  const bool coalesce = backend->supportsCoalescing() && backend->getBackendName() == "nccl";
-  if (coalesce) backend->startCoalescing();
-  for (Message& m : recvs) {
+  for (const Message& m : recvs)
     SHARDFIELD_CHECK(m.data.is_contiguous(), op, "receive buffers must be contiguous");
-    keep.push_back(m.data.is_complex() ? at::view_as_real(m.data) : m.data);
-    std::vector<at::Tensor> one{keep.back()};
-    auto w = backend->recv(one, m.peer, comm.next_recv_tag(m.peer));
-    if (!coalesce) work.push_back(std::move(w));
+  auto backend = comm.backend(op);
+  Started started;
+  try {
+    post_messages(comm, *backend, mesh.context, sends, recvs, started);
+  } catch (const std::exception& error) {  // the connection is known to be closed
+    {
+      const Exchange ends(std::move(started.work), std::move(started.keep), "");
+    }
+    throw_failed(describe(op, mesh), error.what());
   }
-  for (Message& m : sends) {
-    keep.push_back(plain_memory(m.data));
-    count_message(mesh.context, static_cast<int64_t>(keep.back().nbytes()));
-    std::vector<at::Tensor> one{keep.back()};
-    auto w = backend->send(one, m.peer, comm.next_send_tag(m.peer));
-    if (!coalesce) work.push_back(std::move(w));
-  }
-  if (coalesce) work.push_back(backend->endCoalescing());
-  return {std::move(work), std::move(keep), describe(op, mesh)};
+  return {std::move(started.work), std::move(started.keep), describe(op, mesh)};
 }
 
 void broadcast_(at::Tensor& value, const spec::Mesh& mesh, int source) {
@@ -195,6 +241,9 @@ void broadcast_(at::Tensor& value, const spec::Mesh& mesh, int source) {
   c10d::BroadcastOptions options;
   options.rootRank = source;
   std::vector<at::Tensor> one{value.is_complex() ? at::view_as_real(value) : value};
+  Transfer transfer = transfer_of("broadcast", value);
+  transfer.text += " from rank " + std::to_string(source);
+  compare_transfer(transfer, comm, op, value.device());
   if (comm.rank() == source) count_message(mesh.context, static_cast<int64_t>(value.nbytes()));
   wait_for(comm.backend(op)->broadcast(one, options), describe(op, mesh));
 }

@@ -8,6 +8,8 @@
 #include "shardfield/base/error.h"
 #include "shardfield/comm/backward_scope.h"
 #include "shardfield/comm/call_agreement.h"
+#include "shardfield/comm/failure.h"
+#include "shardfield/comm/gradient_law.h"
 #include "shardfield/comm/group_mesh.h"
 #include "shardfield/comm/traffic.h"
 
@@ -85,7 +87,7 @@ Exchange start(Tensor& buffer, const Mesh& group, Reduction reduction) {
   return {{std::move(work)},
           one,
           std::string(kOp) + " on rank " + std::to_string(group.rank) + " of " +
-              std::to_string(group.size())};
+              std::to_string(group.size()) + in_current_layer()};
 }
 
 void unpack(const Tensor& buffer, const Bucket& bucket, const std::vector<Tensor>& like,
@@ -224,6 +226,9 @@ std::vector<Tensor> fused_all_reduce(const std::vector<Tensor>& tensors, const M
                                      int64_t bucket_bytes) {
   const OpScope scope(kOp);
   count_call(group.context);
+  if (reduction == Reduction::kSum && !average)
+    for (const Tensor& t : tensors)
+      if (gradient_sum_of(t)) check_summed_once(t, *groups_of(group).whole.backend(kOp), kOp);
   const Agreement agreement = agree_on_call(call_of(tensors, reduction, average), group);
   auto plan = c10::make_intrusive<Plan>();
   plan->group = &group;

@@ -5,6 +5,8 @@
 #include <mutex>
 #include <vector>
 
+#include "shardfield/comm/failure.h"
+
 namespace shardfield::comm {
 
 namespace {
@@ -96,6 +98,11 @@ int intern_layer(const std::string& name) {
   if (it != names.end()) return static_cast<int>(it - names.begin());
   names.push_back(name);
   return static_cast<int>(names.size()) - 1;
+}
+std::string in_current_layer() {
+  if (tls_layer == 0) return {};
+  const std::lock_guard<std::mutex> lock(mutex());
+  return " in layer '" + layers()[static_cast<size_t>(tls_layer)] + "'";
 }
 int current_layer() {
   return tls_layer;

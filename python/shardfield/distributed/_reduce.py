@@ -10,7 +10,8 @@ import torch
 import torch.distributed as dist
 
 from shardfield._core import core
-from shardfield.distributed._collectives import gather_v
+from shardfield._gradient_law import is_result_of_sharded
+from shardfield.distributed._collectives import all_gather_v, gather_v
 from shardfield.distributed._groups import Group, default_device, group_mesh, process_group
 
 BUCKET_BYTES = 25 << 20
@@ -42,6 +43,8 @@ def reduce_loss(
 
     Raises:
         ValueError: a tensor of several elements.
+        RuntimeError: on every rank, when a loss that is to be differentiated is the result of a
+            sharded computation and the group holds several ranks of its domain.
     """
     if not isinstance(loss, torch.Tensor):
         if not dist.is_initialized():
@@ -58,10 +61,29 @@ def reduce_loss(
             f"reduce_loss: expected one element, got {tuple(loss.shape)}; reduce it on its rank first"
         )
     found = process_group(group, "reduce_loss")
+    if found.size() > 1 and is_result_of_sharded(loss):
+        _refuse_equal_losses(loss, found)
     losses = gather_v(loss.reshape(1), [1] * found.size(), 0, dst_rank, found)
     if found.rank() != dst_rank:
         return losses
     return losses.mean() if mean else losses.sum()
+
+
+def _refuse_equal_losses(loss: torch.Tensor, group: dist.ProcessGroup) -> None:
+    """A loss of a sharded computation is one loss on all ranks of the domain, not a rank's own: the
+    mean over the ranks would divide its gradient by their number.
+    """
+    with torch.no_grad():
+        losses = all_gather_v(loss.detach().reshape(1), [1] * group.size(), group=group).tolist()
+    if len(set(losses)) == len(losses):
+        return
+    same = [r for r, value in enumerate(losses) if losses.count(value) > 1]
+    raise RuntimeError(
+        f"reduce_loss: expected every rank's own loss, got one that is reduced over the domain already and equal "
+        f"on the ranks {same} of the group, on rank {group.rank()} of {group.size()}; its gradient would be divided "
+        "by their number. Call backward on the loss itself, reduce over the data axis alone (group=mesh['data']), "
+        "and pass loss.detach() for a log"
+    )
 
 
 def _leaves(value: Any, found: list[torch.Tensor]) -> None:

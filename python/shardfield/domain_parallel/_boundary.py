@@ -14,8 +14,9 @@ from typing import Any
 import torch
 import torch._tensor_str
 
+from shardfield import _gradient_law
 from shardfield._core import core
-from shardfield._mesh import device_mesh_of, placements_of
+from shardfield._mesh import placements_of
 
 _NO_STORAGE = (
     "numpy", "tolist", "__array__", "__dlpack__", "data_ptr", "untyped_storage", "storage", "share_memory_",
@@ -230,41 +231,6 @@ def _patch_op_definition() -> None:
     torch.ops.load_library = load_library  # type: ignore[method-assign]
 
 
-def _patch_data_parallel() -> None:
-    """Gradients of plain parameters are already summed over the domain: a DDP group that covers it
-    again would average or sum them once more.
-    """
-    ddp = torch.nn.parallel.DistributedDataParallel
-    stock = ddp.forward
-
-    @functools.wraps(stock)
-    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        for leaf in torch.utils._pytree.tree_leaves((args, kwargs)):
-            if isinstance(leaf, torch.Tensor) and core.is_sharded(leaf):
-                _check_group_apart(leaf, self.process_group)
-        return stock(self, *args, **kwargs)
-
-    ddp.forward = forward  # type: ignore[method-assign]
-
-
-def _check_group_apart(x: torch.Tensor, group: Any) -> None:
-    mesh = device_mesh_of(core.mesh_of(x))
-    cut = {axis for _, axes, _ in core.cuts(x) for axis in axes}
-    grid = mesh.mesh.permute(*sorted(range(mesh.ndim), key=lambda a: a in cut))
-    kept = [n for a, n in enumerate(mesh.mesh.shape) if a not in cut]
-    count = 1
-    for n in kept:
-        count *= n
-    others = set(torch.distributed.get_process_group_ranks(group))
-    for domain in grid.reshape(count, -1).tolist():
-        shared = sorted(others.intersection(domain))
-        if len(shared) > 1:
-            raise RuntimeError(
-                f"DistributedDataParallel: its group {sorted(others)} holds ranks {shared} of one domain, over which "
-                "gradients are already summed; build DDP on the data axis only (process_group=mesh['data'].get_group())"
-            )
-
-
 def install() -> None:
     """Puts the patches in place; done once at import."""
     _patch_printing()
@@ -275,7 +241,7 @@ def install() -> None:
     _patch_compile()
     _patch_copy_copy()
     _patch_op_definition()
-    _patch_data_parallel()
+    _gradient_law.install()
 
 
 install()
