@@ -60,8 +60,9 @@ LogTotal log_total(const Tensor& piece, at::IntArrayRef dims, const spec::Mesh& 
   return {shift, total};
 }
 
-/// Softmax over a cut dim. A row that is -inf everywhere, or holds +inf, gives NaN as in PyTorch.
-Tensor split_softmax(const Tensor& x, int64_t dim, bool log) {
+/// Softmax over a cut dim. A row that holds +inf gives NaN as in PyTorch, and so does one that is
+/// -inf everywhere unless `safe`: then it gives 0.
+Tensor split_softmax(const Tensor& x, int64_t dim, bool log, bool safe = false) {
   const Tensor piece = piece_of(x).to(accumulate_type(x.scalar_type()));
   auto sizes = piece.sizes().vec();
   const bool empty = sizes[dim] == 0;
@@ -73,7 +74,9 @@ Tensor split_softmax(const Tensor& x, int64_t dim, bool log) {
   const Tensor shifted = piece - top;
   const Tensor exponential = at::exp(shifted);
   const Tensor total = comm::all_reduce(at::sum(exponential, {dim}, true), mesh, axes_of(x, dim));
-  return as_input((log ? shifted - total.log() : exponential / total).to(x.scalar_type()), x);
+  Tensor y = log ? shifted - total.log() : exponential / total;
+  if (safe) y = y.masked_fill(top == lowest, 0);
+  return as_input(y.to(x.scalar_type()), x);
 }
 
 template <bool log>
@@ -83,6 +86,14 @@ Tensor softmax(const Tensor& input, int64_t dim, bool half_to_float) {
   if (is_cut(x, dim)) return split_softmax(x, dim, log);
   return as_input(
       log ? at::_log_softmax(piece_of(x), dim, false) : at::_softmax(piece_of(x), dim, false), x);
+}
+
+/// Attention's softmax: a row of -inf, whose keys are all masked, gives zeros.
+Tensor safe_softmax(const Tensor& input, int64_t dim, std::optional<at::ScalarType> dtype) {
+  const Tensor x = dtype ? input.to(*dtype) : input;
+  dim = at::maybe_wrap_dim(dim, x.dim());
+  if (is_cut(x, dim)) return split_softmax(x, dim, false, true);
+  return as_input(at::_safe_softmax(piece_of(x), dim), x);
 }
 
 template <bool log>
@@ -127,6 +138,7 @@ Tensor logsumexp(const Tensor& x, at::IntArrayRef dims, bool keepdim) {
 SHARDFIELD_OPS(softmax) {
   table.backend("aten::_softmax", TORCH_FN(softmax<false>));
   table.backend("aten::_log_softmax", TORCH_FN(softmax<true>));
+  table.backend("aten::_safe_softmax", TORCH_FN(safe_softmax));
   table.backend("aten::_softmax_backward_data", TORCH_FN(softmax_backward<false>));
   table.backend("aten::_log_softmax_backward_data", TORCH_FN(softmax_backward<true>));
   table.backend("aten::logsumexp", TORCH_FN(logsumexp));
