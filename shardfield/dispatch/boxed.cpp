@@ -10,6 +10,7 @@
 #include "shardfield/comm/traffic.h"
 #include "shardfield/dispatch/formula.h"
 #include "shardfield/dispatch/leaf_gradient.h"
+#include "shardfield/spec/range.h"
 #include "shardfield/tensor/autograd.h"
 #include "shardfield/tensor/whole_gradient.h"
 
@@ -155,6 +156,27 @@ const Layout* layout_in_result(const Tensor& operand, at::IntArrayRef sizes) {
   return spec::renumber(layout, new_dim);
 }
 
+namespace {
+
+/// Where an operand is cut along a dim of size 1 that broadcasting lengthens, the longer dim is cut
+/// instead: the one row goes to all ranks of the cut, and nobody holds more than its share of the
+/// result. nullptr when a cut does not divide its whole dim.
+const Layout* lengthened_layout(const Tensor& operand, at::IntArrayRef sizes) {
+  const Layout& layout = tensor::layout_of(operand);
+  if (!layout.is_simple(operand.sizes().data())) return nullptr;
+  const auto shift = static_cast<int>(sizes.size() - operand.dim());
+  std::vector<spec::Cut> cuts = layout.cuts();
+  for (spec::Cut& cut : cuts) {
+    const int64_t length = operand.size(cut.dim);
+    cut.dim += shift;
+    if (length != sizes[cut.dim])
+      cut.sizes = spec::balanced_sizes(sizes[cut.dim], static_cast<int64_t>(cut.sizes.size()));
+  }
+  return spec::intern_layout(layout.mesh(), std::move(cuts));
+}
+
+}  // namespace
+
 Reference reference_of(c10::ArrayRef<Tensor> operands, at::IntArrayRef sizes) {
   // An operand of the result's own sizes keeps its memory order, so it is asked first.
   for (const bool full : {true, false}) {
@@ -163,6 +185,9 @@ Reference reference_of(c10::ArrayRef<Tensor> operands, at::IntArrayRef sizes) {
       if (const Layout* layout = layout_in_result(t, sizes)) return {t, layout};
     }
   }
+  for (const Tensor& t : operands)
+    if (is_sharded(t))
+      if (const Layout* layout = lengthened_layout(t, sizes)) return {t, layout};
   return {};
 }
 

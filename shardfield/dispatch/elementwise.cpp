@@ -119,6 +119,18 @@ struct Backend<R(A...)> final : c10::OperatorKernel {
   }
 };
 
+/// True when a derivative through the argument may be asked for.
+inline bool is_recorded(const Tensor& t, bool grad_mode) {
+  const auto* meta = torch::autograd::impl::get_autograd_meta(t);
+  if (!meta) return false;
+  return has_tangent(t) || (grad_mode && (meta->requires_grad_ || meta->grad_fn_));
+}
+template <class T>
+  requires(!is_tensor_arg<T>)
+inline bool is_recorded(const T&, bool) {
+  return false;
+}
+
 /// True when a tensor argument needs nothing before PyTorch's formula; makes a sharded leaf's own
 /// accumulator.
 inline bool ready(const Tensor& t, const ShardTensorImpl* ref,
@@ -153,6 +165,11 @@ struct Formula<R(A...)> final : c10::OperatorKernel {
   explicit Formula(c10::TypedOperatorHandle<R(A...)> handle) : op(handle) {}
 
   R operator()(DispatchKeySet keys, A... a) {
+    if constexpr (!std::is_reference_v<R>) {
+      const bool grad_mode = at::GradMode::is_enabled();
+      if (!(is_recorded(a, grad_mode) || ...))
+        return op.redispatch(DispatchKeySet(c10::DispatchKey::PrivateUse3), std::forward<A>(a)...);
+    }
     const ShardTensorImpl* ref = nullptr;
     (find_sharded(a, ref), ...);
     std::array<c10::intrusive_ptr<torch::autograd::Node>, sizeof...(A)> keep;

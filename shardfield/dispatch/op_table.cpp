@@ -62,7 +62,9 @@ bool decomposes_well(const std::string& name) {
 bool is_elementwise(const c10::OperatorHandle& op) {
   static const std::set<std::string> not_really = {"aten::equal", "aten::native_dropout"};
   // Elementwise too, though PyTorch does not tag them.
-  static const std::set<std::string> untagged = {"aten::elu_backward",
+  static const std::set<std::string> untagged = {"aten::complex",
+                                                 "aten::polar",
+                                                 "aten::elu_backward",
                                                  "aten::rsub",
                                                  "aten::floor_divide",
                                                  "aten::floor_divide_",
@@ -109,16 +111,8 @@ bool OpTable::has_formula(const char* name) const {
   return op->hasKernelForDispatchKey(DispatchKey::Autograd);
 }
 
-void OpTable::add_formula(const char* name, Kind kind) {
-  if (!has_formula(name)) return;
-  switch (kind) {
-    case Kind::kElementwise:
-      autograd_.impl(name, torch::CppFunction::makeFromBoxedFunction<&formula_of_elementwise>());
-      break;
-    case Kind::kBackend:
-      autograd_.impl(name, torch::CppFunction::makeFromBoxedFunction<&formula>());
-      break;
-  }
+void OpTable::add_elementwise_formula(const char* name) {
+  autograd_.impl(name, torch::CppFunction::makeFromBoxedFunction<&formula_of_elementwise>());
 }
 
 void OpTable::fill_defaults() {

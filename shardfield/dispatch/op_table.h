@@ -8,6 +8,7 @@
 #include <torch/library.h>
 
 #include "shardfield/comm/backward_scope.h"
+#include "shardfield/dispatch/boxed.h"
 #include "shardfield/dispatch/formula.h"
 
 namespace shardfield::dispatch {
@@ -40,7 +41,8 @@ class OpTable {
   void backend(const char* name, F function) {
     own_.insert(name);
     backend_.impl(name, scoped(name, function));
-    add_formula(name, Kind::kBackend);
+    if (has_formula(name))
+      add_backend_formula<F>(name, static_cast<typename F::FuncType*>(nullptr));
   }
 
   /// As backend, for elementwise ops with a hand-written kernel: operands are brought to one layout
@@ -49,7 +51,7 @@ class OpTable {
   void elementwise(const char* name, F function) {
     own_.insert(name);
     backend_.impl(name, scoped(name, function));
-    add_formula(name, Kind::kElementwise);
+    if (has_formula(name)) add_elementwise_formula(name);
   }
 
   /// A view: kernel on pieces, formula above it with view replay (in-place on views needs it).
@@ -76,8 +78,6 @@ class OpTable {
   void fill_defaults();
 
  private:
-  enum class Kind { kBackend, kElementwise };
-
   template <class F>
   static torch::CppFunction scoped(const char* name, F) {
     return scoped_impl<F>(name, static_cast<typename F::FuncType*>(nullptr));
@@ -89,9 +89,27 @@ class OpTable {
       return (*F::func_ptr())(std::forward<A>(args)...);
     });
   }
-  void add_formula(const char* name, Kind kind);
+  void add_elementwise_formula(const char* name);
   /// True when PyTorch has an autograd kernel for it and no file put one above it.
   bool has_formula(const char* name) const;
+  /// Straight to the kernel where nothing is recorded (PyTorch's backward passes), else through
+  /// PyTorch's formula.
+  template <class F, class R, class... A>
+  void add_backend_formula(const char* name, R (*)(A...)) {
+    const auto op =
+        c10::Dispatcher::singleton().findSchema(torch::jit::parseName(name))->typed<R(A...)>();
+    const auto boxed = c10::BoxedKernel::makeFromFunction<&formula>();
+    autograd_.impl(name, torch::CppFunction([=](c10::DispatchKeySet keys, A... a) -> R {
+                     if (at::GradMode::is_enabled() || (has_tangent(a) || ...) ||
+                         (std::is_same_v<A, at::Tensor&> || ...)) {
+                       return c10::impl::BoxedKernelWrapper<R(A...)>::call(boxed, op, keys,
+                                                                           std::forward<A>(a)...);
+                     }
+                     const comm::CallScope scope(name);
+                     const at::AutoDispatchBelowADInplaceOrView below;
+                     return (*F::func_ptr())(std::forward<A>(a)...);
+                   }));
+  }
   template <class R, class... A>
   void add_view_formula(const char* name, R (*)(A...)) {
     const auto op =

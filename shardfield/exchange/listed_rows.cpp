@@ -1,10 +1,9 @@
 #include "shardfield/exchange/listed_rows.h"
 
 #include <ATen/ATen.h>
-#include <torch/csrc/autograd/custom_function.h>
 
 #include "shardfield/base/error.h"
-#include "shardfield/comm/backward_scope.h"
+#include "shardfield/exchange/exchange_node.h"
 
 namespace shardfield::exchange {
 
@@ -136,35 +135,6 @@ using torch::autograd::AutogradContext;
 using torch::autograd::Function;
 using torch::autograd::variable_list;
 
-/// The exchange held by a node.
-struct HeldLists : torch::CustomClassHolder {
-  std::shared_ptr<const ListedRows> exchange;
-};
-
-struct ListedRowsFn : Function<ListedRowsFn> {
-  static Tensor forward(AutogradContext* ctx, const Tensor& in,
-                        std::shared_ptr<const ListedRows> exchange, bool adjoint) {
-    comm::remember_scope(ctx);
-    const Tensor out = adjoint ? exchange->adjoint(in) : exchange->forward(in);
-    ctx->saved_data["adjoint"] = adjoint;
-    auto held = c10::make_intrusive<HeldLists>();
-    held->exchange = std::move(exchange);
-    ctx->saved_data["exchange"] = c10::IValue::make_capsule(std::move(held));
-    return out.is_same(in) ? in.detach() : out;
-  }
-  static variable_list backward(AutogradContext* ctx, variable_list grads) {
-    const comm::BackwardScope scope(ctx);
-    const auto held =
-        c10::static_intrusive_pointer_cast<HeldLists>(ctx->saved_data["exchange"].toCapsule());
-    const bool adjoint = !ctx->saved_data["adjoint"].toBool();
-    if (comm::records_grad(grads[0])) {
-      return {ListedRowsFn::apply(grads[0], held->exchange, adjoint), {}, {}};
-    }
-    return {
-        adjoint ? held->exchange->adjoint(grads[0]) : held->exchange->forward(grads[0]), {}, {}};
-  }
-};
-
 /// The copies of an exchange that is on its way, or (pending empty) of one that runs at once.
 struct CopiesFn : Function<CopiesFn> {
   static Tensor forward(AutogradContext* ctx, const Tensor& in,
@@ -174,16 +144,12 @@ struct CopiesFn : Function<CopiesFn> {
     const Tensor out = adjoint ? exchange->adjoint_of_copies(in)
                                : exchange->finish(pending ? *pending : *exchange->start(in));
     ctx->saved_data["adjoint"] = adjoint;
-    auto held = c10::make_intrusive<HeldLists>();
-    held->exchange = std::move(exchange);
-    ctx->saved_data["exchange"] = c10::IValue::make_capsule(std::move(held));
+    HeldExchange<ListedRows>::save(ctx, std::move(exchange));
     return out;
   }
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
     const comm::BackwardScope scope(ctx);
-    const auto exchange =
-        c10::static_intrusive_pointer_cast<HeldLists>(ctx->saved_data["exchange"].toCapsule())
-            ->exchange;
+    const auto exchange = HeldExchange<ListedRows>::saved(ctx);
     const bool adjoint = !ctx->saved_data["adjoint"].toBool();
     if (comm::records_grad(grads[0])) {
       return {CopiesFn::apply(grads[0], exchange, adjoint, nullptr), {}, {}, {}};
@@ -206,7 +172,7 @@ Tensor finish_rows(const Tensor& own, std::shared_ptr<const ListedRows> exchange
 
 Tensor fetch_rows(const Tensor& own, std::shared_ptr<const ListedRows> exchange) {
   if (!comm::records_grad(own)) return exchange->forward(own);
-  return ListedRowsFn::apply(own, std::move(exchange), false);
+  return ExchangeFn<ListedRows>::apply(own, std::move(exchange), false);
 }
 
 }  // namespace shardfield::exchange

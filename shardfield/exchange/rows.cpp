@@ -5,9 +5,9 @@
 #include <tuple>
 
 #include <ATen/ATen.h>
-#include <torch/csrc/autograd/custom_function.h>
 
-#include "shardfield/comm/backward_scope.h"
+#include "shardfield/exchange/cut_ranks.h"
+#include "shardfield/exchange/exchange_node.h"
 
 namespace shardfield::exchange {
 
@@ -64,16 +64,7 @@ RowExchange::RowExchange(const spec::Layout& layout, size_t c,
   const spec::Cut& cut = layout.cuts()[c];
   const spec::RowPlan plan{cut.sizes, std::move(wanted)};
   messages_ = spec::plan_messages(plan, layout.piece(c));
-  mesh_rank_.resize(cut.sizes.size());
-  for (int r = 0; r < mesh_->size(); ++r) {
-    const auto coord = mesh_->coord_of(r);
-    bool mine = true;  // same place on all other axes
-    for (int a = 0; a < mesh_->num_axes(); ++a) {
-      const bool along = std::find(cut.axes.begin(), cut.axes.end(), a) != cut.axes.end();
-      mine &= along || coord[a] == mesh_->coord[a];
-    }
-    if (mine) mesh_rank_[cut.piece_at(*mesh_, coord)] = r;
-  }
+  mesh_rank_ = ranks_along(layout, c);
   identity_ = messages_.sends.empty() && messages_.receives.empty() &&
               messages_.copies.size() == 1 && messages_.num_wanted == own_rows_ &&
               messages_.copies[0].source == Segment{0, own_rows_, 1};
@@ -148,45 +139,9 @@ std::shared_ptr<const RowExchange> row_exchange(const spec::Layout& layout, size
   return row_exchange(layout, c, std::move(wanted));
 }
 
-namespace {
-
-using torch::autograd::AutogradContext;
-using torch::autograd::Function;
-using torch::autograd::variable_list;
-
-/// The exchange held by a node.
-struct Held : torch::CustomClassHolder {
-  std::shared_ptr<const RowExchange> exchange;
-};
-
-struct RowsFn : Function<RowsFn> {
-  static Tensor forward(AutogradContext* ctx, const Tensor& in,
-                        std::shared_ptr<const RowExchange> exchange, bool adjoint) {
-    comm::remember_scope(ctx);
-    const Tensor out = adjoint ? exchange->adjoint(in) : exchange->forward(in);
-    ctx->saved_data["adjoint"] = adjoint;
-    auto held = c10::make_intrusive<Held>();
-    held->exchange = std::move(exchange);
-    ctx->saved_data["exchange"] = c10::IValue::make_capsule(std::move(held));
-    return out.is_same(in) ? in.detach() : out;
-  }
-  static variable_list backward(AutogradContext* ctx, variable_list grads) {
-    const comm::BackwardScope scope(ctx);
-    const auto held =
-        c10::static_intrusive_pointer_cast<Held>(ctx->saved_data["exchange"].toCapsule());
-    const bool adjoint = !ctx->saved_data["adjoint"].toBool();
-    if (comm::records_grad(grads[0]))
-      return {RowsFn::apply(grads[0], held->exchange, adjoint), {}, {}};
-    return {
-        adjoint ? held->exchange->adjoint(grads[0]) : held->exchange->forward(grads[0]), {}, {}};
-  }
-};
-
-}  // namespace
-
 Tensor exchange_rows(const Tensor& piece, std::shared_ptr<const RowExchange> exchange) {
   if (!comm::records_grad(piece)) return exchange->forward(piece);
-  return RowsFn::apply(piece, std::move(exchange), false);
+  return ExchangeFn<RowExchange>::apply(piece, std::move(exchange), false);
 }
 
 }  // namespace shardfield::exchange

@@ -218,9 +218,31 @@ Tensor batch_norm(const Tensor& x, const MaybeTensor& weight, const MaybeTensor&
       at::native_batch_norm(x, w, b, running_mean, running_var, training, momentum, eps));
 }
 
+// The same op under the names that PyTorch's exporters use.
+
+Three legit(const Tensor& x, const MaybeTensor& weight, const MaybeTensor& bias, Tensor& mean,
+            Tensor& variance, bool training, double momentum, double eps) {
+  return at::native_batch_norm(x, weight, bias, mean, variance, training, momentum, eps);
+}
+Three legit_without_statistics(const Tensor& x, const MaybeTensor& weight, const MaybeTensor& bias,
+                               bool training, double momentum, double eps) {
+  return at::native_batch_norm(x, weight, bias, {}, {}, training, momentum, eps);
+}
+std::tuple<Tensor, Tensor, Tensor, Tensor> with_update(const Tensor& x, const MaybeTensor& weight,
+                                                       const MaybeTensor& bias, Tensor& mean,
+                                                       Tensor& variance, double momentum,
+                                                       double eps) {
+  auto [y, saved_mean, saved_invstd] =
+      at::native_batch_norm(x, weight, bias, mean, variance, true, momentum, eps);
+  return {y, saved_mean, saved_invstd, at::empty({0}, piece_of(x).options().dtype(at::kByte))};
+}
+
 }  // namespace
 
 SHARDFIELD_OPS(batch_norm) {
+  table.composed("aten::_native_batch_norm_legit", TORCH_FN(legit));
+  table.composed("aten::_native_batch_norm_legit.no_stats", TORCH_FN(legit_without_statistics));
+  table.composed("aten::_batch_norm_with_update", TORCH_FN(with_update));
   table.composed("aten::batch_norm", TORCH_FN(batch_norm));
   table.backend("aten::native_batch_norm", TORCH_FN(native_batch_norm));
   table.backend("aten::native_batch_norm_backward", TORCH_FN(native_batch_norm_backward));

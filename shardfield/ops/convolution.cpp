@@ -10,6 +10,7 @@
 #include "shardfield/dispatch/op_table.h"
 #include "shardfield/ops/convolution_composed.h"
 #include "shardfield/ops/convolution_lean.h"
+#include "shardfield/ops/cut_rows.h"
 #include "shardfield/ops/moments.h"
 #include "shardfield/spec/finer_layout.h"
 #include "shardfield/tensor/autograd.h"
@@ -79,20 +80,29 @@ bool runs_alone(const Tensor& x, const Tensor& weight) {
          is_alone(tensor::layout_of(x)) && tensor::layout_of(x).is_simple(x.sizes().data());
 }
 
+/// Nothing to exchange: PyTorch's own formula, without a node of ours, and its kernel on the piece.
+Tensor convolve_alone(const Tensor& x, const Tensor& weight, const OptTensor& bias,
+                      SymIntArrayRef stride, SymIntArrayRef padding, SymIntArrayRef dilation,
+                      bool transposed, SymIntArrayRef output_padding, const SymInt& groups) {
+  if (tensor::records_grad(x) || tensor::records_grad(weight) ||
+      tensor::records_grad(bias.value_or(Tensor()))) {
+    return dispatch::call_formula<at::_ops::convolution>(x, weight, bias, stride, padding, dilation,
+                                                         transposed, output_padding, groups);
+  }
+  const at::AutoDispatchBelowADInplaceOrView below;
+  const Tensor y = at::convolution_symint(tensor::piece_of(x), weight, bias, stride, padding,
+                                          dilation, transposed, output_padding, groups);
+  return tensor::make_sharded(y, layout_when_alone(tensor::layout_of(x), y.sizes()), y.sizes(),
+                              y.suggest_memory_format());
+}
+
 Tensor convolution(const Tensor& x, const Tensor& weight, const OptTensor& bias,
                    SymIntArrayRef stride, SymIntArrayRef padding, SymIntArrayRef dilation,
                    bool transposed, SymIntArrayRef output_padding, SymInt groups) {
   const char* op = "convolution";
-  if (runs_alone(x, weight) && (tensor::records_grad(x) || tensor::records_grad(weight))) {
-    // Nothing to exchange: PyTorch's own formula, without a node of ours.
-    constexpr c10::DispatchKeySet kFormula =
-        c10::DispatchKeySet(c10::DispatchKey::PrivateUse3).add(c10::DispatchKey::AutogradOther);
-    const auto keep = dispatch::prepare_leaf(x);
-    const Tensor y = at::_ops::convolution::redispatch(
-        kFormula, x, weight, bias, stride, padding, dilation, transposed, output_padding, groups);
-    comm::remember_formula(y);
-    return y;
-  }
+  if (runs_alone(x, weight) && (!bias.has_value() || !tensor::is_sharded(*bias)))
+    return convolve_alone(x, weight, bias, stride, padding, dilation, transposed, output_padding,
+                          groups);
   return convolve(
       op, x, weight, bias,
       settings_of(op, weight, stride, padding, dilation, transposed, output_padding, groups));

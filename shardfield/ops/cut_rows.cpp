@@ -1,5 +1,7 @@
 #include "shardfield/ops/cut_rows.h"
 
+#include <algorithm>
+
 #include <ATen/ATen.h>
 
 #include "shardfield/exchange/rows.h"
@@ -17,6 +19,14 @@ const Layout* with_piece_sizes(const Layout& layout,
   for (Cut& cut : cuts)
     if (const auto it = sizes_of_dim.find(cut.dim); it != sizes_of_dim.end())
       cut.sizes = it->second;
+  return spec::intern_layout(layout.mesh(), std::move(cuts));
+}
+
+const Layout* layout_when_alone(const Layout& layout, at::IntArrayRef sizes) {
+  const auto fits = [&](const Cut& cut) { return cut.sizes[0] == sizes[cut.dim]; };
+  if (std::ranges::all_of(layout.cuts(), fits)) return &layout;
+  std::vector<Cut> cuts = layout.cuts();
+  for (Cut& cut : cuts) cut.sizes = {sizes[cut.dim]};
   return spec::intern_layout(layout.mesh(), std::move(cuts));
 }
 

@@ -16,6 +16,9 @@ namespace shardfield::ops {
 const spec::Layout* with_piece_sizes(const spec::Layout& layout,
                                      const std::map<int, std::vector<int64_t>>& sizes_of_dim);
 
+/// `layout` for a result of these sizes when no other rank holds a part: each cut has one piece.
+const spec::Layout* layout_when_alone(const spec::Layout& layout, at::IntArrayRef sizes);
+
 /// The rows `needed[piece]` of cut c, from whichever rank owns them. Differentiable. Collective
 /// over the cut's ranks.
 at::Tensor fetch_rows(const at::Tensor& piece, const spec::Layout& layout, size_t c,

@@ -97,8 +97,7 @@ Tensor diagonal_of(const Tensor& x, const Diagonal& d) {
 }
 
 Tensor moved_diagonal(const Tensor& fit, const Diagonal& d) {
-  if (tensor::is_sharded(fit)) tensor::impl_of(fit)->mark_moved_view();
-  return fit.diagonal(d.offset, d.dim1, d.dim2);
+  return tensor::as_moved_view(fit).diagonal(d.offset, d.dim1, d.dim2);
 }
 
 Tensor diagonal_kernel(const Tensor& x, int64_t offset, int64_t dim1, int64_t dim2) {

@@ -6,7 +6,6 @@
 
 #include <ATen/ATen.h>
 #include <ATen/WrapDimUtils.h>
-#include <torch/csrc/autograd/custom_function.h>
 
 #include "shardfield/base/error.h"
 #include "shardfield/comm/backward_scope.h"
@@ -22,9 +21,6 @@ namespace {
 using at::OptionalIntArrayRef;
 using at::Tensor;
 using comm::Reduction;
-using torch::autograd::AutogradContext;
-using torch::autograd::Function;
-using torch::autograd::variable_list;
 
 constexpr int64_t kNowhere = std::numeric_limits<int64_t>::max();
 
@@ -76,30 +72,6 @@ Tensor same_value(const Tensor& piece, const Tensor& value) {
   return same;
 }
 
-/// value(x) with the gradient weight * grad at every own element. The weights are constants, as in
-/// PyTorch's formulas.
-struct PickFn : Function<PickFn> {
-  static Tensor forward(AutogradContext* ctx, const Tensor& /*piece*/, const Tensor& weight,
-                        const Tensor& value, const std::vector<int64_t>& dims,
-                        const std::vector<int64_t>& axes, int64_t mesh) {
-    ctx->save_for_backward({weight});
-    ctx->saved_data["dims"] = dims;
-    ctx->saved_data["axes"] = axes;
-    ctx->saved_data["mesh"] = mesh;
-    comm::remember_scope(ctx);
-    return value.detach();
-  }
-  static variable_list backward(AutogradContext* ctx, variable_list grads) {
-    const comm::BackwardScope scope(ctx);
-    const Tensor weight = ctx->get_saved_variables()[0];
-    const auto axes = ctx->saved_data["axes"].toIntVector();
-    const auto* mesh = reinterpret_cast<const spec::Mesh*>(ctx->saved_data["mesh"].toInt());
-    Tensor grad = tensor::enter(grads[0], *mesh, std::vector<int>(axes.begin(), axes.end()));
-    for (int64_t d : ctx->saved_data["dims"].toIntVector()) grad = grad.unsqueeze(d);
-    return {grad * weight, {}, {}, {}, {}, {}};
-  }
-};
-
 Tensor extreme(const char* op, const Tensor& x, OptionalIntArrayRef dims, bool keepdim,
                bool largest) {
   const ReducedDims r(x, dims, keepdim);
@@ -116,10 +88,7 @@ Tensor extreme(const char* op, const Tensor& x, OptionalIntArrayRef dims, bool k
   const Tensor mask = same_value(data, r.keep_dims(value));
   const Tensor ties = r.combine(mask.sum(r.dims, true), Reduction::kSum);
   const Tensor weight = mask.to(data.scalar_type()) / ties;
-  const std::vector<int64_t> gone = keepdim ? std::vector<int64_t>() : r.dims;
-  const std::vector<int64_t> axes(r.axes.begin(), r.axes.end());
-  return r.finish(PickFn::apply(piece, weight, value, gone, axes,
-                                reinterpret_cast<int64_t>(&r.source->mesh())));
+  return r.finish(r.pick(piece, weight, value));
 }
 
 Tensor amax_dims(const Tensor& x, at::IntArrayRef dims, bool keepdim) {

@@ -7,7 +7,6 @@
 
 #include "shardfield/base/error.h"
 #include "shardfield/comm/collectives.h"
-#include "shardfield/dispatch/leaf_gradient.h"
 #include "shardfield/dispatch/op_table.h"
 #include "shardfield/ops/moments.h"
 #include "shardfield/tensor/autograd.h"
@@ -102,10 +101,20 @@ Tensor per_sample(const Tensor& weight, int64_t samples) {
   return weight.defined() ? weight.repeat({samples}) : weight;
 }
 
+/// No other rank holds a part, and what the statistics are of is not cut even in name.
+bool runs_alone(const Tensor& x) {
+  const Layout& layout = layout_of(x);
+  return is_alone(layout) && !layout.is_cut(0) && !layout.is_cut(1) && x.numel() > 0;
+}
+
 Three native_group_norm(const Tensor& x, const MaybeTensor& weight, const MaybeTensor& bias,
                         c10::SymInt n, c10::SymInt c, c10::SymInt hxw, int64_t groups, double eps) {
   const Tensor w = tensor::gather(value_of(weight)), b = tensor::gather(value_of(bias));
   if (!is_sharded(x)) return at::native_group_norm_symint(x, w, b, n, c, hxw, groups, eps);
+  if (runs_alone(x) && piece_of(x).is_contiguous(x.suggest_memory_format())) {
+    auto [y, mean, rstd] = at::native_group_norm_symint(piece_of(x), w, b, n, c, hxw, groups, eps);
+    return {tensor::make_like(std::move(y), tensor::impl_of(x)), mean, rstd};
+  }
   const Division cut(x, groups);
   Tensor piece = cut.piece(x);
   if (piece.suggest_memory_format() == at::MemoryFormat::Contiguous || !cut.axes.empty())
@@ -159,6 +168,13 @@ Three native_group_norm_backward(const Tensor& dy, const Tensor& x, const Tensor
     return at::native_group_norm_backward_symint(tensor::gather(dy), x, tensor::gather(mean),
                                                  tensor::gather(rstd), w_stored, n, c, hxw, groups,
                                                  mask);
+  }
+  if (runs_alone(x) && is_sharded(dy) && &layout_of(dy) == &layout_of(x)) {
+    auto [dx, dw, db] = at::native_group_norm_backward_symint(piece_of(dy), piece_of(x), mean, rstd,
+                                                              w_stored, n, c, hxw, groups, mask);
+    if (dx.defined())
+      dx = tensor::make_sharded(dx, &layout_of(x), x.sizes(), dx.suggest_memory_format());
+    return {dx, dw, db};
   }
   const Division cut(x, groups);
   const auto type = accumulate_type(x.scalar_type());
@@ -215,7 +231,7 @@ Tensor group_norm(const Tensor& x, int64_t groups, const MaybeTensor& weight,
                      "expected weight and bias of ", x.size(1), " channels, got ", v.sizes());
   }
   // Any cut: a second gradient may come back with the batch or channels still in pieces.
-  const bool alone = is_alone(layout_of(x)) && !layout_of(x).is_cut(0) && !layout_of(x).is_cut(1);
+  const bool alone = runs_alone(x);
   const auto own = [&](const MaybeTensor& t) {
     const Tensor plain = tensor::gather(value_of(t));
     return alone ? plain : tensor::with_whole_gradient(plain);
@@ -225,14 +241,8 @@ Tensor group_norm(const Tensor& x, int64_t groups, const MaybeTensor& weight,
   const Tensor in = x.contiguous(x.suggest_memory_format());
   if (!tensor::records_grad(in) && !tensor::records_grad(w) && !tensor::records_grad(b))
     return std::get<0>(at::native_group_norm(in, w, b, x.size(0), x.size(1), rest, groups, eps));
-  // Straight to PyTorch's formula: the boxed way costs as much again as the kernel's dispatch.
-  constexpr c10::DispatchKeySet kFormula =
-      c10::DispatchKeySet(c10::DispatchKey::PrivateUse3).add(c10::DispatchKey::AutogradOther);
-  const auto keep = dispatch::prepare_leaf(in);
-  const Tensor y = std::get<0>(at::_ops::native_group_norm::redispatch(
-      kFormula, in, w, b, x.size(0), x.size(1), rest, groups, eps));
-  comm::remember_formula(y);
-  return y;
+  return std::get<0>(dispatch::call_formula<at::_ops::native_group_norm>(
+      in, w, b, x.size(0), x.size(1), rest, groups, eps));
 }
 
 /// Instance norm without running statistics is group norm with one channel per group; with them,

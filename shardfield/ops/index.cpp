@@ -21,6 +21,77 @@
 
 namespace shardfield::ops {
 
+const spec::Layout* cut_on_first(const at::Tensor& x, int64_t first, int64_t count) {
+  const spec::Layout& layout = tensor::layout_of(x);
+  std::vector<spec::Cut> kept, masked;
+  for (const spec::Cut& cut : layout.cuts())
+    (cut.dim >= first && cut.dim < first + count ? masked : kept).push_back(cut);
+  if (masked.empty() || (masked.size() == 1 && masked[0].dim == first)) return &layout;
+  spec::Cut all{static_cast<int>(first), {}, {}};
+  int64_t pieces = 1;
+  for (const spec::Cut& cut : masked) {
+    all.axes.insert(all.axes.end(), cut.axes.begin(), cut.axes.end());
+    pieces *= static_cast<int64_t>(cut.sizes.size());
+  }
+  all.sizes = spec::balanced_sizes(x.size(first), pieces);
+  kept.push_back(all);
+  return spec::intern_layout(layout.mesh(), std::move(kept));
+}
+
+RequestedList request_list(const char* op, const at::Tensor& x, int64_t dim,
+                           const at::Tensor& index, bool wraps) {
+  if (!tensor::is_sharded(x) || !tensor::is_sharded(index)) return {};
+  const spec::Layout &layout = tensor::layout_of(x), &of_index = tensor::layout_of(index);
+  const int c = layout.cut_on(static_cast<int>(dim));
+  if (c < 0 || &layout.mesh() != &of_index.mesh()) return {};
+  if (!layout.is_simple(x.sizes().data()) || !of_index.is_simple(index.sizes().data())) return {};
+  const auto cuts_index = [&](int a) { return std::ranges::binary_search(of_index.axes(), a); };
+  RequestedList list;
+  std::vector<spec::Cut> cuts;
+  for (spec::Cut cut : of_index.cuts()) {
+    cut.dim += static_cast<int>(dim);
+    cuts.push_back(std::move(cut));
+  }
+  for (spec::Cut cut : layout.cuts()) {
+    const bool is_read = cut.dim == dim;
+    if (is_read ? !std::ranges::all_of(cut.axes, cuts_index)
+                : std::ranges::any_of(cut.axes, cuts_index))
+      return {};
+    if (is_read) continue;
+    if (cut.dim > dim) cut.dim += static_cast<int>(index.dim()) - 1;
+    cuts.push_back(std::move(cut));
+  }
+  std::ranges::set_difference(of_index.axes(), layout.axes(), std::back_inserter(list.other_axes));
+  const int64_t n = x.size(dim), least = wraps ? -n : 0;
+  const at::Tensor own = tensor::piece_of(index).to(at::kLong).flatten();
+  at::Tensor ends = at::tensor({-n, -n}, own.options());
+  if (own.numel() > 0) ends = at::stack({own.max(), own.min().neg()});
+  ends = comm::all_reduce(ends, layout.mesh(), of_index.axes(), comm::Reduction::kMax);
+  const int64_t high = ends[0].item<int64_t>(), low = -ends[1].item<int64_t>();
+  TORCH_CHECK_INDEX(index.numel() == 0 || (low >= least && high < n), op, ": index ",
+                    low < least ? low : high, " is out of bounds for dim ", dim, " of size ", n,
+                    " of ", tensor::describe(x));
+  list.sizes = x.sizes().slice(0, dim).vec();
+  list.sizes.insert(list.sizes.end(), index.sizes().begin(), index.sizes().end());
+  for (int64_t d = dim + 1; d < x.dim(); ++d) list.sizes.push_back(x.size(d));
+  list.layout = spec::intern_layout(layout.mesh(), std::move(cuts));
+  list.rows =
+      std::make_shared<const exchange::RequestedRows>(layout, c, at::where(own < 0, own + n, own));
+  return list;
+}
+
+std::vector<int64_t> selected_counts(const spec::Layout& layout, size_t c, int64_t mine,
+                                     c10::Device device) {
+  const spec::Mesh& mesh = layout.mesh();
+  const auto all = comm::all_gather_ints({mine}, mesh, device);
+  std::vector<int64_t> counts(layout.cuts()[c].sizes.size());
+  for (int r = 0; r < mesh.size(); ++r) {
+    const auto coord = mesh.coord_of(r);
+    counts[layout.cuts()[c].piece_at(mesh, coord)] = all[r][0];
+  }
+  return counts;
+}
+
 namespace {
 
 using at::Tensor;
@@ -70,6 +141,17 @@ Tensor fetch_rows(const char* op, const Tensor& x, int64_t dim, const Tensor& in
                       spec::intern_layout(layout.mesh(), std::move(cuts)), sizes);
 }
 
+/// Rows of a cut dim by a sharded index: neither is gathered.
+std::optional<Tensor> fetch_requested_rows(const char* op, const Tensor& x, int64_t dim,
+                                           const Tensor& index, bool wraps) {
+  const RequestedList list = request_list(op, x, dim, index, wraps);
+  if (!list.rows) return std::nullopt;
+  const Tensor piece = tensor::enter(tensor::local(x), layout_of(x).mesh(), list.other_axes);
+  const Tensor rows = exchange::fetch_requested(piece, list.rows);
+  return tensor::wrap(rows.reshape(tensor::piece_sizes(*list.layout, list.sizes)), list.layout,
+                      list.sizes);
+}
+
 Tensor index_select_sharded(const Tensor& input, int64_t dim, const Tensor& index) {
   dim = at::maybe_wrap_dim(dim, input.dim());
   SHARDFIELD_CHECK(index.dim() <= 1, "index_select", "index is supposed to be a vector, got ",
@@ -83,6 +165,7 @@ Tensor index_select_sharded(const Tensor& input, int64_t dim, const Tensor& inde
                         sizes);
   }
   const Tensor x = with_simple_cuts(input);
+  if (const auto rows = fetch_requested_rows("index_select", x, dim, index, false)) return *rows;
   const Tensor rows = tensor::gather(index).reshape(-1);
   if (!is_sharded(x)) return at::index_select(x, dim, rows);
   if (layout_of(x).is_cut(static_cast<int>(dim)))
@@ -103,38 +186,6 @@ c10::List<std::optional<Tensor>> as_list(const IndexList& indices) {
   for (const Tensor& t : indices)
     list.push_back(t.defined() ? std::optional<Tensor>(t) : std::nullopt);
   return list;
-}
-
-/// Cuts on the masked dims [first, first + count) gathered on `first`, so that selected elements
-/// come in order of rank.
-const Layout* cut_on_first(const Tensor& x, int64_t first, int64_t count) {
-  const Layout& layout = layout_of(x);
-  std::vector<Cut> kept, masked;
-  for (const Cut& cut : layout.cuts())
-    (cut.dim >= first && cut.dim < first + count ? masked : kept).push_back(cut);
-  if (masked.empty() || (masked.size() == 1 && masked[0].dim == first)) return &layout;
-  Cut all{static_cast<int>(first), {}, {}};
-  int64_t pieces = 1;
-  for (const Cut& cut : masked) {
-    all.axes.insert(all.axes.end(), cut.axes.begin(), cut.axes.end());
-    pieces *= static_cast<int64_t>(cut.sizes.size());
-  }
-  all.sizes = spec::balanced_sizes(x.size(first), pieces);
-  kept.push_back(all);
-  return spec::intern_layout(layout.mesh(), std::move(kept));
-}
-
-/// How many elements each piece of the cut selected.
-std::vector<int64_t> selected_counts(const Layout& layout, size_t c, int64_t mine,
-                                     c10::Device device) {
-  const spec::Mesh& mesh = layout.mesh();
-  const auto all = comm::all_gather_ints({mine}, mesh, device);
-  std::vector<int64_t> counts(layout.cuts()[c].sizes.size());
-  for (int r = 0; r < mesh.size(); ++r) {
-    const auto coord = mesh.coord_of(r);
-    counts[layout.cuts()[c].piece_at(mesh, coord)] = all[r][0];
-  }
-  return counts;
 }
 
 /// x[:, mask] where the mask covers dims from `first` on. The result is cut by how many elements
@@ -221,6 +272,8 @@ Tensor index_sharded(const Tensor& self, const c10::List<std::optional<Tensor>>&
   if (defined == 1 && is_mask(only) && only.dim() > 0) return select_by_mask(self, first, only);
   if (!is_sharded(self) && defined == 1 && is_sharded(only)) return read_table(self, first, only);
   Tensor x = with_simple_cuts(self);
+  if (defined == 1 && !is_mask(only))
+    if (const auto rows = fetch_requested_rows("index", x, first, only, true)) return *rows;
   indices = plain_indices(x, indices);
   if (!is_sharded(x)) return at::index(x, as_list(indices));
   if (defined == 1 && only.dim() == 1 && layout_of(x).is_cut(static_cast<int>(first)))
@@ -248,6 +301,10 @@ Tensor gather_sharded(const Tensor& self, int64_t dim, const Tensor& index, bool
                    "index must have as many dims as input, got ", self.sizes(), " and ",
                    index.sizes());
   dim = at::maybe_wrap_dim(dim, self.dim());
+  if (self.dim() == 1 && is_sharded(self)) {
+    const Tensor read = self.index_select(0, index);
+    return is_sharded(index) ? read : tensor::gather(read);
+  }
   Tensor x = with_simple_cuts(self), i = with_simple_cuts(index);
   for (int64_t d = 0; d < x.dim(); ++d) {
     SHARDFIELD_CHECK(d == dim || index.size(d) <= self.size(d), "gather", "index sizes ",

@@ -270,11 +270,8 @@ Tensor resample(const Tensor& input, const Resampling& r, Stock stock) {
   }
   auto sizes = x.sizes().vec();
   std::copy(r.out.begin(), r.out.end(), sizes.begin() + 2);
-  if (is_alone(layout)) {
-    std::map<int, std::vector<int64_t>> own;
-    for (const Cut& cut : layout.cuts()) own[cut.dim] = {sizes[cut.dim]};
-    return wrap_in_format_of(x, stock(tensor::local(x)), with_piece_sizes(layout, own), sizes);
-  }
+  if (is_alone(layout))
+    return wrap_in_format_of(x, stock(tensor::local(x)), layout_when_alone(layout, sizes), sizes);
   std::vector<ResampledDim> dims = resampled_dims(r, x);
   std::map<int, std::vector<int64_t>> piece_sizes;
   Tensor piece = fetch_sources(x, dims, piece_sizes);

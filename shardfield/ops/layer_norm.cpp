@@ -6,7 +6,6 @@
 
 #include "shardfield/base/error.h"
 #include "shardfield/comm/collectives.h"
-#include "shardfield/dispatch/leaf_gradient.h"
 #include "shardfield/dispatch/op_table.h"
 #include "shardfield/ops/moments.h"
 #include "shardfield/tensor/autograd.h"
@@ -225,16 +224,9 @@ Tensor layer_norm(const Tensor& x, c10::SymIntArrayRef shape, const MaybeTensor&
   const int64_t lead = x.dim() - static_cast<int64_t>(shape.size());
   const bool is_local = lead >= 0 && !cuts_any_from(layout_of(x), lead);
   if (needs_gradient(x, weight, bias)) {
-    // Straight to PyTorch's formula: the boxed way costs as much again as the kernel's dispatch.
-    constexpr c10::DispatchKeySet kFormula =
-        c10::DispatchKeySet(c10::DispatchKey::PrivateUse3).add(c10::DispatchKey::AutogradOther);
-    const auto keep = dispatch::prepare_leaf(x);
     const MaybeTensor w = is_local ? weight : tensor::with_whole_gradient(weight);
     const MaybeTensor b = is_local ? bias : tensor::with_whole_gradient(bias);
-    const Tensor y =
-        std::get<0>(at::_ops::native_layer_norm::redispatch(kFormula, x, shape, w, b, eps));
-    comm::remember_formula(y);
-    return y;
+    return std::get<0>(dispatch::call_formula<at::_ops::native_layer_norm>(x, shape, w, b, eps));
   }
   if (is_local) {
     const at::AutoDispatchBelowADInplaceOrView below;

@@ -9,6 +9,7 @@
 #include "shardfield/comm/backward_scope.h"
 #include "shardfield/dispatch/op_table.h"
 #include "shardfield/ops/cut_rows.h"
+#include "shardfield/ops/moments.h"
 #include "shardfield/ops/whole_dims.h"
 #include "shardfield/spec/finer_layout.h"
 #include "shardfield/spec/window.h"
@@ -129,6 +130,12 @@ PoolPiece pool_piece(const char* op, const Tensor& x, const PoolParams& params,
   return p;
 }
 
+/// The stock op's result for an x of which no other rank holds a part.
+Tensor result_alone(const Tensor& x, const Tensor& out) {
+  return wrap_in_format_of(x, out, layout_when_alone(tensor::layout_of(x), out.sizes()),
+                           out.sizes());
+}
+
 // ---------------------------------------------------------------------------------- max pooling
 
 std::tuple<Tensor, Tensor> stock_max_pool(const Tensor& x, const PoolParams& p) {
@@ -238,6 +245,10 @@ std::tuple<Tensor, Tensor> max_pool_sharded(const Tensor& input, IntArrayRef ker
   const PoolParams params = pool_params(op, input, n, kernel, stride, padding, dilation, ceil_mode);
   const Tensor x = with_simple_cuts(input);
   if (!is_sharded(x)) return stock_max_pool(x, params);
+  if (is_alone(tensor::layout_of(x))) {
+    const auto [out, index] = stock_max_pool(tensor::local(x), params);
+    return {result_alone(x, out), want_index ? result_alone(x, index) : Tensor()};
+  }
   const PoolPiece p = pool_piece(op, x, params, lowest(x.scalar_type()));
   auto [out, index] = pooled_piece(p);
   const Tensor wrapped = wrap_in_format_of(x, out, p.layout, p.sizes);
@@ -363,6 +374,9 @@ Tensor avg_pool(const Tensor& input, IntArrayRef kernel, IntArrayRef stride, Int
   const PoolParams params = pool_params(op, input, n, kernel, stride, padding, {1}, ceil_mode);
   const Tensor x = with_simple_cuts(input);
   if (!is_sharded(x)) return stock_avg_pool(x, params, divisor_override, count_include_pad);
+  if (is_alone(tensor::layout_of(x)))
+    return result_alone(
+        x, stock_avg_pool(tensor::local(x), params, divisor_override, count_include_pad));
   const PoolPiece p = pool_piece(op, x, params, 0);
   const Tensor out = averaged_piece(p, params, x.sizes(), count_include_pad, divisor_override);
   return wrap_in_format_of(x, out, p.layout, p.sizes);

@@ -1,6 +1,8 @@
 #include "shardfield/ops/reduced_dims.h"
 
+#include <ATen/ATen.h>
 #include <ATen/WrapDimUtils.h>
+#include <torch/csrc/autograd/custom_function.h>
 
 #include "shardfield/base/error.h"
 #include "shardfield/tensor/autograd.h"
@@ -73,6 +75,44 @@ at::Tensor ReducedDims::keep_dims(const at::Tensor& partial) const {
 
 at::Tensor ReducedDims::finish_sum(const at::Tensor& partial) const {
   return finish(crosses_ranks() ? tensor::reduce_sum(partial, source->mesh(), axes) : partial);
+}
+
+namespace {
+
+using at::Tensor;
+using torch::autograd::AutogradContext;
+using torch::autograd::Function;
+using torch::autograd::variable_list;
+
+struct PickFn : Function<PickFn> {
+  static Tensor forward(AutogradContext* ctx, const Tensor& /*piece*/, const Tensor& weight,
+                        const Tensor& value, const std::vector<int64_t>& dims,
+                        const std::vector<int64_t>& axes, int64_t mesh) {
+    ctx->save_for_backward({weight});
+    ctx->saved_data["dims"] = dims;
+    ctx->saved_data["axes"] = axes;
+    ctx->saved_data["mesh"] = mesh;
+    comm::remember_scope(ctx);
+    return value.detach();
+  }
+  static variable_list backward(AutogradContext* ctx, variable_list grads) {
+    const comm::BackwardScope scope(ctx);
+    const Tensor weight = ctx->get_saved_variables()[0];
+    const auto axes = ctx->saved_data["axes"].toIntVector();
+    const auto* mesh = reinterpret_cast<const spec::Mesh*>(ctx->saved_data["mesh"].toInt());
+    Tensor grad = tensor::enter(grads[0], *mesh, std::vector<int>(axes.begin(), axes.end()));
+    for (int64_t d : ctx->saved_data["dims"].toIntVector()) grad = grad.unsqueeze(d);
+    return {grad * weight, {}, {}, {}, {}, {}};
+  }
+};
+
+}  // namespace
+
+at::Tensor ReducedDims::pick(const at::Tensor& piece, const at::Tensor& weight,
+                             const at::Tensor& value) const {
+  const std::vector<int64_t> gone = keepdim ? std::vector<int64_t>() : dims;
+  return PickFn::apply(piece, weight, value, gone, std::vector<int64_t>(axes.begin(), axes.end()),
+                       reinterpret_cast<int64_t>(&source->mesh()));
 }
 
 }  // namespace shardfield::ops

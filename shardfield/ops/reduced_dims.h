@@ -29,6 +29,9 @@ struct ReducedDims {
   /// Every rank's partial result along a new dim 0, for combinations other than sums; equal on the
   /// ranks of `axes`. Differentiable. Collective over those axes.
   at::Tensor stack_partials(const at::Tensor& partial) const;
+  /// A value known already, with the gradient weight * grad at every element of the piece (the
+  /// weights are constants, as in PyTorch's formulas for extrema and medians). Local.
+  at::Tensor pick(const at::Tensor& piece, const at::Tensor& weight, const at::Tensor& value) const;
   /// Reduces without autograd. Collective over `axes`.
   at::Tensor combine(const at::Tensor& partial, comm::Reduction reduction) const;
   /// A result with the reduced dims present, size 1.

@@ -7,6 +7,7 @@
 
 #include "shardfield/base/error.h"
 #include "shardfield/dispatch/op_table.h"
+#include "shardfield/ops/index.h"
 #include "shardfield/ops/whole_dims.h"
 #include "shardfield/tensor/autograd.h"
 
@@ -112,6 +113,41 @@ Tensor written(const char* op, const Tensor& self, int64_t dim, const Tensor& in
   return t.finish(write(t, t.piece(), t.dim(), t.index(index)));
 }
 
+/// A list of rows that was expanded to an index for every element (as message passing does it); the
+/// index itself when it is a list, undefined when it is neither.
+Tensor list_of_rows(const Tensor& index, const Tensor& source, int64_t dim) {
+  if (index.dim() == 0 || index.sizes() != source.sizes()) return {};
+  dim = at::maybe_wrap_dim(dim, index.dim());
+  Tensor list = index;
+  for (int64_t d = index.dim(); d-- > 0;) {
+    if (d == dim) continue;
+    if (index.size(d) == 0 || (index.stride(d) != 0 && index.size(d) > 1)) return {};
+    if (is_sharded(list) && layout_of(list).is_cut(static_cast<int>(d))) return {};
+    list = list.select(d, 0);
+  }
+  return list;
+}
+
+/// self + the rows of `source` added up at their owners, all three in pieces; nothing where
+/// request_list does not apply.
+std::optional<Tensor> add_to_owners(const char* op, const Tensor& self, int64_t dim,
+                                    const Tensor& index, const Tensor& source,
+                                    const Scalar& alpha) {
+  if (!index.defined() || index.dim() != 1 || source.dim() != self.dim() || self.dim() == 0)
+    return std::nullopt;
+  dim = at::maybe_wrap_dim(dim, self.dim());
+  auto sizes = self.sizes().vec();
+  sizes[dim] = index.numel();
+  if (source.sizes() != at::IntArrayRef(sizes)) return std::nullopt;
+  const RequestedList list = request_list(op, self, dim, index, false);
+  if (!list.rows) return std::nullopt;
+  const Tensor rows = tensor::piece_for(source, *list.layout, list.sizes);
+  Tensor sum = exchange::add_requested(rows, list.rows);
+  if (!list.other_axes.empty())
+    sum = tensor::reduce_sum(sum, layout_of(self).mesh(), list.other_axes);
+  return at::add(self, tensor::wrap(sum, &layout_of(self), self.sizes()), alpha);
+}
+
 Tensor scatter_src(const Tensor& self, int64_t dim, const Tensor& index, const Tensor& src) {
   if (!is_sharded(self)) return at::scatter(self, dim, tensor::gather(index), tensor::gather(src));
   return written("scatter", self, dim, index,
@@ -146,6 +182,9 @@ Tensor scatter_value_reduce(const Tensor& self, int64_t dim, const Tensor& index
 Tensor scatter_add(const Tensor& self, int64_t dim, const Tensor& index, const Tensor& src) {
   if (!is_sharded(self))
     return at::scatter_add(self, dim, tensor::gather(index), tensor::gather(src));
+  if (const auto sum =
+          add_to_owners("scatter_add", self, dim, list_of_rows(index, src, dim), src, 1))
+    return *sum;
   return written("scatter_add", self, dim, index,
                  [&](const Target& t, const Tensor& x, int64_t d, const Tensor& i) {
                    return at::scatter_add(x, d, i, t.source(src));
@@ -165,6 +204,7 @@ Tensor index_add(const Tensor& self, int64_t dim, const Tensor& index, const Ten
                  const Scalar& alpha) {
   if (!is_sharded(self))
     return at::index_add(self, dim, tensor::gather(index), tensor::gather(source), alpha);
+  if (const auto sum = add_to_owners("index_add", self, dim, index, source, alpha)) return *sum;
   return written("index_add", self, dim, index,
                  [&](const Target& t, const Tensor& x, int64_t d, const Tensor& i) {
                    return at::index_add(x, d, i, t.source(source), alpha);

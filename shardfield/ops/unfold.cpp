@@ -35,9 +35,7 @@ Tensor unfold_cut_dim(const Tensor& x, int64_t dim, int64_t size, int64_t step) 
   const Tensor piece = windows[layout.piece(c)] > 0
                            ? rows.unfold(dim, size, step).contiguous()
                            : empty_result(rows, tensor::piece_sizes(*out, outer.sizes()));
-  Tensor result = tensor::wrap(piece, out, outer.sizes());
-  tensor::impl_of(result)->mark_moved_view();
-  return result;
+  return tensor::as_moved_view(tensor::wrap(piece, out, outer.sizes()));
 }
 
 namespace {

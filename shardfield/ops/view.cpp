@@ -212,12 +212,6 @@ std::vector<int64_t> sliced_sizes(const Cut& cut, int64_t begin, int64_t end, in
   return sizes;
 }
 
-/// What stands for a view whose elements had to move; one that did not become sharded is plain.
-Tensor moved_view(const Tensor& x) {
-  if (tensor::is_sharded(x)) tensor::impl_of(x)->mark_moved_view();
-  return x;
-}
-
 Tensor slice_kernel(const Tensor& x, int64_t dim, std::optional<c10::SymInt> start,
                     std::optional<c10::SymInt> end, c10::SymInt sym_step) {
   dim = at::maybe_wrap_dim(dim, x.dim());
@@ -237,7 +231,7 @@ Tensor slice_kernel(const Tensor& x, int64_t dim, std::optional<c10::SymInt> sta
     return viewed(x, g, b * x.stride(dim), b * piece_of(x).stride(dim));
   }
   if (layout.cuts()[c].total() != n || !layout.has_single_cuts()) {
-    return moved_view(with_simple_cuts(x)).slice(dim, b, e, step);
+    return tensor::as_moved_view(with_simple_cuts(x)).slice(dim, b, e, step);
   }
   std::vector<Cut> cuts = layout.cuts();
   Cut& cut = cuts[c];
@@ -276,6 +270,10 @@ Tensor reshaped(const Tensor& x, at::IntArrayRef sizes, at::IntArrayRef strides)
     return tensor::redistribute(x, before).reshape(sizes);
   }
   const Tensor& piece = piece_of(x);
+  if (piece.sizes() == x.sizes() && piece.strides() == x.strides()) {
+    return make_view(tensor::strided_piece(piece, sizes, strides, piece.storage_offset()), *moved,
+                     sizes, strides, x.storage_offset(), x);
+  }
   const auto local = tensor::piece_sizes(**moved, sizes);
   const auto local_strides = at::detail::computeStride(piece.sizes(), piece.strides(), local);
   // The piece's own memory order may not allow what the outer one does: then it is copied.
@@ -523,7 +521,7 @@ Tensor squeeze_above(c10::DispatchKeySet keys, const Tensor& x) {
 Tensor view_above(c10::DispatchKeySet keys, const Tensor& x, c10::SymIntArrayRef size) {
   const auto target = C10_AS_INTARRAYREF_SLOW(size);
   const Tensor fit = moved_to_fit(x, target);
-  if (!fit.is_same(x)) return moved_view(fit).view_symint(size);
+  if (!fit.is_same(x)) return tensor::as_moved_view(fit).view_symint(size);
   return dispatch::call_view_formula<at::_ops::view>(keys, x, size);
 }
 Tensor unsafe_view_above(c10::DispatchKeySet keys, const Tensor& x, c10::SymIntArrayRef size) {

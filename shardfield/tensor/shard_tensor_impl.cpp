@@ -66,21 +66,27 @@ ShardTensorImpl::ShardTensorImpl(SameGeometry, at::Tensor&& piece, const ShardTe
   }
 }
 
+ShardTensorImpl::ShardTensorImpl(ViewOf, at::Tensor&& piece, const spec::Layout* layout,
+                                 at::IntArrayRef sizes, at::IntArrayRef strides,
+                                 int64_t storage_offset, const ShardTensorImpl& source)
+    : TensorImpl(TensorImpl::VIEW, std::move(dummy_storage()),
+                 DispatchKeySet(DispatchKey::PrivateUse3), piece.dtype()),
+      piece_(std::move(piece)),
+      layout_(layout),
+      is_moved_view_(source.is_moved_view_) {
+  dummy_storage() = std::move(storage_);
+  device_opt_ = piece_.device();
+  set_sizes_and_strides(sizes, strides, storage_offset);
+  storage_access_should_throw_ = true;
+  key_set_ = source.key_set_;
+  share_version_with_piece();
+}
+
 // In-place on the piece (x.to_local()) must be seen by autograd's saved-tensor check.
 void ShardTensorImpl::share_version_with_piece() {
   if (is_inference()) return;
   const c10::VariableVersion& version = piece_.unsafeGetTensorImpl()->version_counter();
   version_counter_ = version.enabled() ? version : c10::VariableVersion(0);
-}
-
-void ShardTensorImpl::copy_keys_from(const ShardTensorImpl& source) {
-  key_set_ = source.key_set_;
-  is_moved_view_ = source.is_moved_view_;
-  if (is_inference()) {
-    version_counter_ = c10::VariableVersion();
-  } else if (!version_counter_.enabled()) {
-    share_version_with_piece();
-  }
 }
 
 void ShardTensorImpl::become(const ShardTensorImpl& other) {
@@ -144,6 +150,11 @@ void check_writable(const at::Tensor& t, const char* op) {
       "taken from would not see the write; write to that tensor, or take .clone() first");
 }
 
+at::Tensor as_moved_view(const at::Tensor& t) {
+  if (is_sharded(t)) impl_of(t)->mark_moved_view();
+  return t;
+}
+
 c10::SmallVector<int64_t, 5> dense_strides(at::IntArrayRef sizes, at::MemoryFormat format) {
   if (format == at::MemoryFormat::ChannelsLast && sizes.size() == 4) {
     const auto s = c10::get_channels_last_strides_2d(sizes);
@@ -185,9 +196,10 @@ at::Tensor make_sharded_strided(at::Tensor piece, const spec::Layout* layout, at
 
 at::Tensor make_view(at::Tensor piece, const spec::Layout* layout, at::IntArrayRef sizes,
                      at::IntArrayRef strides, int64_t storage_offset, const at::Tensor& source) {
-  at::Tensor view = make_sharded_strided(std::move(piece), layout, sizes, strides, storage_offset);
-  if (layout) impl_of(view)->copy_keys_from(*impl_of(source));
-  return view;
+  if (!layout) return piece;
+  return at::Tensor(c10::make_intrusive<ShardTensorImpl>(ShardTensorImpl::ViewOf{},
+                                                         std::move(piece), layout, sizes, strides,
+                                                         storage_offset, *impl_of(source)));
 }
 
 at::Tensor make_sharded(at::Tensor piece, const spec::Layout* layout, at::IntArrayRef sizes,

@@ -21,6 +21,11 @@ class ShardTensorImpl final : public c10::TensorImpl {
   /// Same sizes and strides as `like`; the cheap way for pointwise results.
   ShardTensorImpl(SameGeometry, at::Tensor&& piece, const ShardTensorImpl* like);
 
+  struct ViewOf {};
+  /// A view of `source`: its keys, other geometry.
+  ShardTensorImpl(ViewOf, at::Tensor&& piece, const spec::Layout* layout, at::IntArrayRef sizes,
+                  at::IntArrayRef strides, int64_t storage_offset, const ShardTensorImpl& source);
+
   const at::Tensor& piece() const { return piece_; }
   const spec::Layout* layout() const { return layout_; }
 
@@ -29,8 +34,6 @@ class ShardTensorImpl final : public c10::TensorImpl {
   bool is_moved_view() const { return is_moved_view_; }
   void mark_moved_view() { is_moved_view_ = true; }
 
-  /// Makes this tensor a view of `source` for autograd's key bookkeeping (inference mode).
-  void copy_keys_from(const ShardTensorImpl& source);
   /// New piece, layout and geometry for in-place view ops (squeeze_, transpose_).
   void become(const ShardTensorImpl& other);
 
@@ -95,6 +98,8 @@ at::Tensor strided_piece(const at::Tensor& piece, at::IntArrayRef sizes, at::Int
 /// Call before writing to a tensor in place. Plain tensors pass.
 /// @throws c10::Error for a moved view: the tensor it was taken from would not see the write.
 void check_writable(const at::Tensor& t, const char* op);
+/// t, marked as a moved view; one that did not become sharded is plain and stays as it is.
+at::Tensor as_moved_view(const at::Tensor& t);
 
 /// Strides of a dense tensor of these sizes in a memory format.
 c10::SmallVector<int64_t, 5> dense_strides(at::IntArrayRef sizes, at::MemoryFormat format);

@@ -24,6 +24,13 @@ DRAWS = {
     "dropout2d": lambda x: F.dropout2d(x[None, :, :, None], 0.4)[0, :, :, 0],
     "feature_alpha_dropout": lambda x: F.feature_alpha_dropout(x[None], 0.4, True)[0],
     "alpha_dropout": lambda x: F.alpha_dropout(x, 0.4, True),
+    "exponential_": lambda x: torch.empty_like(x).exponential_(0.5),
+    "cauchy_": lambda x: torch.empty_like(x).cauchy_(1.0, 2.0),
+    "geometric_": lambda x: torch.empty_like(x).geometric_(0.3),
+    "log_normal_": lambda x: torch.empty_like(x).log_normal_(0.5, 0.7),
+    "normal of means": lambda x: torch.normal(x, 2.0),
+    "normal of deviations": lambda x: torch.normal(1.0, x),
+    "normal of both": lambda x: torch.normal(x, x + 1),
     "rrelu": lambda x: F.rrelu(-x.abs() - 1, training=True),
 }
 

@@ -300,3 +300,33 @@ def binary_by_name(mesh, name: str) -> None:
 @pytest.mark.parametrize("name", BINARY)
 def test_every_binary_operator(run_mesh, name):
     run_mesh((2,), binary_by_name, name=name)
+
+
+LENGTHENED = {
+    "mul": lambda x, y: x * y,
+    "add_bias": lambda x, y: torch.add(x, y, alpha=2) ** 2,
+    "where": lambda x, y: torch.where(y.detach() > 0, x, y),
+    "addcmul": lambda x, y: torch.addcmul(x, y, y),
+}
+
+
+def lengthened(mesh) -> None:
+    """A cut on a dim of size 1 that broadcasting makes longer goes to the longer dim."""
+    from oracle import Cut, check_same_as_serial, is_sharded, numbers, scatter
+    from torch.distributed.tensor import Shard
+
+    import shardfield
+
+    row, column = Cut(numbers(1, 5), [Shard(0)]), Cut(numbers(4, 1), [Shard(1)])
+    for function in LENGTHENED.values():
+        check_same_as_serial(function, [row], mesh, plain=[numbers(4, 5, seed=1)])
+        check_same_as_serial(function, [column, row], mesh)
+        check_same_as_serial(function, [row, Cut(numbers(2, 4, 5, seed=1), [Shard(2)])], mesh)
+    with shardfield.report() as report:
+        assert is_sharded(scatter(row, mesh) + numbers(4, 5))
+    assert not report.fallbacks
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_cut_rows_of_size_one_broadcast(run_mesh, size):
+    run_mesh((size,), lengthened)
