@@ -11,7 +11,7 @@ from torch.distributed.tensor.placement_types import Partial, Placement
 
 from shardfield._core import core
 from shardfield._mesh import core_mesh, device_mesh_of, normalized, placements_of, rule_cuts
-from shardfield.domain_parallel import _handlers
+from shardfield.domain_parallel import _dtensor, _handlers
 from shardfield.domain_parallel._from_local import from_local
 
 
@@ -92,6 +92,25 @@ class ShardTensor(metaclass=_ShardTensorType):
             ValueError: pieces that do not fit together, with the table of shapes.
         """
         return from_local(local_tensor, device_mesh, placements, sharding_shapes, global_shape)
+
+    @staticmethod
+    def from_dtensor(dtensor: torch.Tensor) -> torch.Tensor:
+        """A DTensor's pieces as a sharded tensor on the same mesh.
+
+        Local and without a copy: both share the pieces' memory (collective where a placement is
+        Partial, which is reduced first). Differentiable, to any order.
+
+        Args:
+            dtensor: a DTensor of any placements.
+
+        Returns:
+            The sharded tensor, or the plain one when nothing is cut.
+
+        Raises:
+            TypeError: not a DTensor.
+            ValueError: a local tensor that does not have the rows its placements say.
+        """
+        return _dtensor.from_dtensor(dtensor)
 
     @staticmethod
     def register_function_handler(
@@ -208,6 +227,7 @@ def install() -> None:
         "to_local": _method(_to_local),
         "full_tensor": _method(_full_tensor),
         "redistribute": _method(_redistribute),
+        "to_dtensor": _method(_dtensor.to_dtensor),
         "offsets": _method(_offsets),
     }
     for name, get in attributes.items():
