@@ -1,5 +1,6 @@
 #include "shardfield/comm/backward_scope.h"
 
+#include <atomic>
 #include <map>
 #include <mutex>
 
@@ -26,7 +27,15 @@ std::map<Node, Origin>& origins() {
   return *table;
 }
 
+/// Backward is charged to the layer of its forward while someone counts, and told in errors while
+/// layers have names.
+bool is_followed() {
+  return is_recording() || current_layer() != 0;
+}
+std::atomic<bool> any_named{false};
+
 std::optional<Origin> origin_of_current_node() {
+  if (!is_recording() && !any_named.load(std::memory_order_relaxed)) return std::nullopt;
   const auto node = torch::autograd::get_current_node();
   if (!node) return std::nullopt;
   const std::lock_guard<std::mutex> lock(mutex());
@@ -43,23 +52,23 @@ bool records_grad(const at::Tensor& t) {
 }
 
 void remember_scope(torch::autograd::AutogradContext* ctx) {
-  // Named layers are told in the errors of backward too.
-  if (!current_op() || (!is_recording() && current_layer() == 0)) return;
+  if (!current_op() || !is_followed()) return;
   ctx->saved_data["op"] = reinterpret_cast<int64_t>(current_op());
   ctx->saved_data["layer"] = current_layer();
 }
 
 void remember_formula(const at::Tensor& result) {
-  if (!is_recording() || !current_op() || !result.defined() || !result.grad_fn()) return;
+  if (!current_op() || !is_followed() || !result.defined() || !result.grad_fn()) return;
   constexpr size_t kMostNodes = 100000;  // of one recording; older ones have run by then
   const std::lock_guard<std::mutex> lock(mutex());
   if (origins().size() >= kMostNodes) origins().clear();
   const auto& node = result.grad_fn();
   origins()[{node.get(), node->sequence_nr()}] = {current_op(), current_layer()};
+  if (current_layer() != 0) any_named = true;
 }
 
 CallScope::CallScope(const char* op) {
-  if (!is_recording() || current_op()) {
+  if (current_op()) {
     scope_.emplace(op);
     return;
   }
@@ -67,7 +76,7 @@ CallScope::CallScope(const char* op) {
     scope_.emplace(origin->op, origin->layer);
   } else {
     scope_.emplace(op);
-    count_call(current_context());
+    if (is_recording()) count_call(current_context());
   }
 }
 

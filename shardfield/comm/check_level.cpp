@@ -15,18 +15,17 @@ namespace shardfield::comm {
 
 namespace {
 
-constexpr int64_t kTextBytes = 248;
+constexpr int64_t kTextBytes = 240;
+constexpr int kFirstTag = 1 << 20;  // tags of the data messages are smaller
 
 std::atomic<CheckLevel> level{CheckLevel::kCheap};
 
-/// One rank's entry: its text, cut off or padded with zeros, then the bytes to and from each rank.
-at::Tensor record_of(const Transfer& mine, int64_t num_ranks) {
-  at::Tensor record = at::zeros({kTextBytes + 16 * num_ranks}, at::kByte);
-  auto* at = record.data_ptr<uint8_t>();
-  std::memcpy(at, mine.text.data(), std::min<size_t>(mine.text.size(), kTextBytes - 1));
-  const auto bytes = static_cast<size_t>(8 * num_ranks);
-  if (!mine.bytes_to.empty()) std::memcpy(at + kTextBytes, mine.bytes_to.data(), bytes);
-  if (!mine.bytes_from.empty()) std::memcpy(at + kTextBytes + bytes, mine.bytes_from.data(), bytes);
+/// A rank's words, cut off or padded with zeros, and two numbers.
+at::Tensor record_of(const std::string& text, Traffic traffic = {}) {
+  at::Tensor record = at::zeros({kTextBytes + 16}, at::kByte);
+  auto* bytes = record.data_ptr<uint8_t>();
+  std::memcpy(bytes, text.data(), std::min<size_t>(text.size(), kTextBytes - 1));
+  std::memcpy(bytes + kTextBytes, &traffic, 16);
   return record;
 }
 
@@ -34,33 +33,58 @@ std::string text_of(const at::Tensor& record) {
   return reinterpret_cast<const char*>(record.const_data_ptr<uint8_t>());
 }
 
-/// Bytes that rank `of` sends to (or awaits from) rank `peer`.
-int64_t bytes_of(const at::Tensor& records, int64_t of, int64_t peer, bool awaited) {
-  const at::Tensor record = records[of];
-  int64_t value = 0;
-  const int64_t place = kTextBytes + 8 * (peer + (awaited ? records.size(0) : 0));
-  std::memcpy(&value, record.const_data_ptr<uint8_t>() + place, 8);
-  return value;
+Traffic traffic_of(const at::Tensor& record) {
+  Traffic traffic;
+  std::memcpy(&traffic, record.const_data_ptr<uint8_t>() + kTextBytes, 16);
+  return traffic;
 }
 
-std::string faults_of(const at::Tensor& records) {
-  const int64_t n = records.size(0);
-  bool alike = true;
-  for (int64_t r = 1; r < n; ++r) alike &= text_of(records[r]) == text_of(records[0]);
-  std::string faults;
-  if (!alike)
-    for (int64_t r = 0; r < n; ++r)
-      faults += "\n  rank " + std::to_string(r) + ": " + text_of(records[r]);
-  for (int64_t from = 0; from < n && alike; ++from)
-    for (int64_t to = 0; to < n; ++to) {
-      const int64_t sent = bytes_of(records, from, to, false);
-      const int64_t awaited = bytes_of(records, to, from, true);
-      if (sent != awaited)
-        faults += "\n  rank " + std::to_string(from) + " sends " + std::to_string(sent) +
-                  " bytes to rank " + std::to_string(to) + ", which awaits " +
-                  std::to_string(awaited);
-    }
-  return faults;
+std::string line_of(int rank, const std::string& text) {
+  return "\n  rank " + std::to_string(rank) + ": " + text;
+}
+
+[[noreturn]] void refuse(const Comm& group, const char* op, const std::string& lines) {
+  SHARDFIELD_CHECK(false, op, "the ranks do not agree, on rank ", group.rank(), " of ",
+                   group.size(), " of group '", group.name(),
+                   "'; every rank must make the same calls in the same order. Got:", lines);
+}
+
+/// Comparisons between two ranks so far, by group: both sides count alike.
+int next_tag(const c10d::Backend* backend, int peer) {
+  static auto* mutex = new std::mutex();
+  static auto* counts = new std::map<std::pair<const c10d::Backend*, int>, int>();
+  const std::lock_guard<std::mutex> lock(*mutex);
+  return kFirstTag + ((*counts)[{backend, peer}]++ & 0xfffff);
+}
+
+std::string place_of(const Comm& group, const char* op) {
+  return std::string(op) + " (comparing calls) on rank " + std::to_string(group.rank()) + " of " +
+         std::to_string(group.size()) + in_current_layer();
+}
+
+/// Every peer's record; empty for ranks that there is no traffic with.
+std::vector<at::Tensor> swap_records(const std::string& mine, const std::vector<Traffic>& traffic,
+                                     const Comm& group, const char* op, c10::Device device) {
+  auto backend = group.backend(op);
+  const bool coalesce = backend->supportsCoalescing() && backend->getBackendName() == "nccl";
+  std::vector<at::Tensor> theirs(traffic.size()), sent;
+  std::vector<c10::intrusive_ptr<c10d::Work>> work;
+  if (coalesce) backend->startCoalescing();
+  for (size_t r = 0; r < traffic.size(); ++r) {
+    if (traffic[r].bytes_to == 0 && traffic[r].bytes_from == 0) continue;
+    const int peer = static_cast<int>(r);
+    const int tag = next_tag(backend.get(), peer);
+    sent.push_back(record_of(mine, traffic[r]).to(device));
+    theirs[r] = at::empty_like(sent.back());
+    std::vector<at::Tensor> from{theirs[r]}, to{sent.back()};
+    work.push_back(backend->recv(from, peer, tag));
+    work.push_back(backend->send(to, peer, tag));
+  }
+  if (coalesce) work = {backend->endCoalescing()};
+  for (const auto& w : work) wait_for(w, place_of(group, op));
+  for (at::Tensor& record : theirs)
+    if (record.defined()) record = record.cpu();
+  return theirs;
 }
 
 }  // namespace
@@ -74,17 +98,43 @@ CheckLevel check_level() {
   return level.load(std::memory_order_relaxed);
 }
 
-void compare_transfer(const Transfer& mine, const Comm& group, const char* op, c10::Device device) {
+void compare_collective(const std::string& mine, const Comm& group, const char* op,
+                        c10::Device device) {
   if (check_level() != CheckLevel::kFull || group.size() == 1) return;
-  at::Tensor record = record_of(mine, group.size()).to(device);
+  at::Tensor record = record_of(mine).to(device);
   at::Tensor records = at::empty({group.size() * record.numel()}, record.options());
-  wait_for(group.backend(op)->_allgather_base(records, record),
-           std::string(op) + " (comparing calls) on rank " + std::to_string(group.rank()) + " of " +
-               std::to_string(group.size()));
-  const std::string faults = faults_of(records.to(at::kCPU).view({group.size(), -1}));
-  SHARDFIELD_CHECK(faults.empty(), op, "the ranks do not agree, on rank ", group.rank(), " of ",
-                   group.size(), " of group '", group.name(),
-                   "'; every rank must make the same calls in the same order. Got:", faults);
+  wait_for(group.backend(op)->_allgather_base(records, record), place_of(group, op));
+  const at::Tensor table = records.cpu().view({group.size(), -1});
+  bool alike = true;
+  std::string lines;
+  for (int r = 0; r < group.size(); ++r) {
+    alike &= text_of(table[r]) == text_of(table[0]);
+    lines += line_of(r, text_of(table[r]));
+  }
+  if (!alike) refuse(group, op, lines);
+}
+
+void compare_messages(const std::string& mine, const std::vector<Traffic>& traffic,
+                      const Comm& group, const char* op, c10::Device device) {
+  if (check_level() != CheckLevel::kFull || group.size() == 1) return;
+  const std::vector<at::Tensor> theirs = swap_records(mine, traffic, group, op, device);
+  std::string lines;
+  for (size_t r = 0; r < theirs.size(); ++r) {
+    if (!theirs[r].defined()) continue;
+    const Traffic other = traffic_of(theirs[r]);
+    const bool fits = text_of(theirs[r]) == text_of(record_of(mine)) &&
+                      other.bytes_from == traffic[r].bytes_to &&
+                      other.bytes_to == traffic[r].bytes_from;
+    if (fits) continue;
+    lines += line_of(group.rank(), mine + ", " + std::to_string(traffic[r].bytes_to) +
+                                       " bytes to rank " + std::to_string(r) + ", awaits " +
+                                       std::to_string(traffic[r].bytes_from));
+    lines +=
+        line_of(static_cast<int>(r), text_of(theirs[r]) + ", " + std::to_string(other.bytes_to) +
+                                         " bytes to rank " + std::to_string(group.rank()) +
+                                         ", awaits " + std::to_string(other.bytes_from));
+  }
+  if (!lines.empty()) refuse(group, op, lines);
 }
 
 }  // namespace shardfield::comm

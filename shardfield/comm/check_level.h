@@ -13,22 +13,31 @@ namespace shardfield::comm {
 /// How much the ranks compare before data moves.
 ///   kOff    nothing; calls that do not fit end at the group's timeout
 ///   kCheap  collectives of per-rank tensors are compared (default)
-///   kFull   every transfer of the library is compared: op, kind, dtype, sizes, peers, bytes
+///   kFull   every transfer of the library is compared too: op, kind, dtype, sizes; bytes per peer
 enum class CheckLevel : uint8_t { kOff, kCheap, kFull };
 
 /// Sets the level for the whole process; alike on all ranks. Local.
 void set_check_level(CheckLevel level);
 CheckLevel check_level();
 
-/// A transfer as one rank sees it.
-struct Transfer {
-  std::string text;                      ///< what every rank of the group must pass alike, in words
-  std::vector<int64_t> bytes_to = {};    ///< per rank of the group; empty for collectives
-  std::vector<int64_t> bytes_from = {};  ///< per rank of the group; empty for collectives
+/// At kFull compares what the ranks of a group are about to do, in words that must be equal;
+/// nothing at other levels. Collective over the group.
+/// @throws c10::Error  on every rank of the group alike, with a line for each.
+void compare_collective(const std::string& mine, const Comm& group, const char* op,
+                        c10::Device device);
+
+/// What a rank is about to move to and from one other rank.
+struct Traffic {
+  int64_t bytes_to = 0;
+  int64_t bytes_from = 0;
 };
 
-/// At kFull compares a transfer over its group; nothing at other levels. Collective over the group.
-/// @throws c10::Error  on every rank of the group alike, with a line for each.
-void compare_transfer(const Transfer& mine, const Comm& group, const char* op, c10::Device device);
+/// At kFull compares messages with every rank that they go to or come from; nothing at other
+/// levels. Collective over the ranks that name each other.
+/// @param mine     in words, equal on both sides
+/// @param traffic  per rank of the group
+/// @throws c10::Error  on both sides.
+void compare_messages(const std::string& mine, const std::vector<Traffic>& traffic,
+                      const Comm& group, const char* op, c10::Device device);
 
 }  // namespace shardfield::comm

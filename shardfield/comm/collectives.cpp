@@ -26,12 +26,12 @@ std::string describe(const char* op, const spec::Mesh& mesh) {
 }
 
 /// What all ranks of a group must pass alike, in words; at check level full alone.
-Transfer transfer_of(const char* kind, const at::Tensor& buffer) {
+std::string words_of(const char* kind, const at::Tensor& buffer) {
   if (check_level() != CheckLevel::kFull) return {};
   std::ostringstream out;
   out << kind << " in " << op_name("a direct call") << in_current_layer() << ": "
       << buffer.scalar_type() << " " << buffer.sizes();
-  return {out.str()};
+  return out.str();
 }
 
 /// Derivative formulas may hand over zeros that have no memory.
@@ -64,8 +64,8 @@ void all_reduce_group(at::Tensor& buffer, const spec::Mesh& mesh, const Comm& co
   const char* op = op_name("all_reduce");
   constexpr std::array kKinds{"sum over ranks", "product over ranks", "minimum over ranks",
                               "maximum over ranks"};
-  compare_transfer(transfer_of(kKinds[static_cast<size_t>(reduction)], buffer), comm, op,
-                   buffer.device());
+  compare_collective(words_of(kKinds[static_cast<size_t>(reduction)], buffer), comm, op,
+                     buffer.device());
   c10d::AllreduceOptions options;
   options.reduceOp = op_type(reduction);
   std::vector<at::Tensor> buffers{buffer};
@@ -131,7 +131,7 @@ at::Tensor all_gather(const at::Tensor& value, const spec::Mesh& mesh,
     std::vector<int64_t> sizes = all.sizes().vec();
     sizes[0] *= comm.size();
     at::Tensor out = at::empty(sizes, all.options());
-    compare_transfer(transfer_of("gather from ranks", all), comm, op, all.device());
+    compare_collective(words_of("gather from ranks", all), comm, op, all.device());
     count_message(mesh.context, static_cast<int64_t>(all.nbytes()) * (comm.size() - 1));
     wait_for(comm.backend(op)->_allgather_base(out, all), describe(op, mesh));
     all = out;
@@ -191,20 +191,18 @@ void post_messages(const Comm& comm, c10d::Backend& backend, int context,
   if (coalesce) started.work.push_back(backend.endCoalescing());
 }
 
-void compare_messages(const Comm& comm, const char* op, const std::vector<Message>& sends,
-                      const std::vector<Message>& recvs) {
+void compare(const Comm& comm, const char* op, const std::vector<Message>& sends,
+             const std::vector<Message>& recvs) {
   if (check_level() != CheckLevel::kFull) return;
-  c10::Device device = comm.backend(op)->getBackendName() == "nccl" ? at::kCUDA : at::kCPU;
-  for (const auto& messages : {sends, recvs})
-    for (const Message& m : messages) device = m.data.device();
-  const auto n = static_cast<size_t>(comm.size());
-  Transfer mine{std::string("messages between ranks in ") + op + in_current_layer(),
-                std::vector<int64_t>(n, 0), std::vector<int64_t>(n, 0)};
+  std::vector<Traffic> traffic(static_cast<size_t>(comm.size()));
   for (const Message& m : sends)
-    mine.bytes_to[static_cast<size_t>(m.peer)] += static_cast<int64_t>(m.data.nbytes());
+    traffic[static_cast<size_t>(m.peer)].bytes_to += static_cast<int64_t>(m.data.nbytes());
   for (const Message& m : recvs)
-    mine.bytes_from[static_cast<size_t>(m.peer)] += static_cast<int64_t>(m.data.nbytes());
-  compare_transfer(mine, comm, op, device);
+    traffic[static_cast<size_t>(m.peer)].bytes_from += static_cast<int64_t>(m.data.nbytes());
+  const at::Tensor& any = sends.empty() ? recvs.front().data : sends.front().data;
+  std::ostringstream words;
+  words << "messages in " << op << in_current_layer() << ": " << any.scalar_type();
+  compare_messages(words.str(), traffic, comm, op, any.device());
 }
 
 }  // namespace
@@ -214,10 +212,10 @@ Exchange start_exchange(const spec::Mesh& mesh, std::vector<Message> sends,
   const at::NoGradGuard no_grad;
   const Comm& comm = groups_of(mesh).whole;
   const char* op = op_name("exchange");
-  compare_messages(comm, op, sends, recvs);
   std::erase_if(sends, [](const Message& m) { return m.data.numel() == 0; });
   std::erase_if(recvs, [](const Message& m) { return m.data.numel() == 0; });
   if (sends.empty() && recvs.empty()) return {};
+  compare(comm, op, sends, recvs);
   for (const Message& m : recvs)
     SHARDFIELD_CHECK(m.data.is_contiguous(), op, "receive buffers must be contiguous");
   auto backend = comm.backend(op);
@@ -241,9 +239,8 @@ void broadcast_(at::Tensor& value, const spec::Mesh& mesh, int source) {
   c10d::BroadcastOptions options;
   options.rootRank = source;
   std::vector<at::Tensor> one{value.is_complex() ? at::view_as_real(value) : value};
-  Transfer transfer = transfer_of("broadcast", value);
-  transfer.text += " from rank " + std::to_string(source);
-  compare_transfer(transfer, comm, op, value.device());
+  compare_collective(words_of("broadcast", value) + " from rank " + std::to_string(source), comm,
+                     op, value.device());
   if (comm.rank() == source) count_message(mesh.context, static_cast<int64_t>(value.nbytes()));
   wait_for(comm.backend(op)->broadcast(one, options), describe(op, mesh));
 }

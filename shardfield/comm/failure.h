@@ -22,7 +22,7 @@ void set_failure_notes(FailureNotes notes);
 /// Blocks until a transfer is done. @throws c10::Error  when a peer failed, left or timed out.
 void wait_for(const c10::intrusive_ptr<c10d::Work>& work, const std::string& call);
 
-/// " in layer 'decoder.conv'" while a layer is named on this thread, else "".
+/// " in layer 'decoder.conv'" while a layer is named on this thread, ", in backward" in backward.
 std::string in_current_layer();
 
 }  // namespace shardfield::comm

@@ -5,6 +5,8 @@
 #include <mutex>
 #include <vector>
 
+#include <torch/csrc/autograd/function.h>
+
 #include "shardfield/comm/failure.h"
 
 namespace shardfield::comm {
@@ -100,9 +102,10 @@ int intern_layer(const std::string& name) {
   return static_cast<int>(names.size()) - 1;
 }
 std::string in_current_layer() {
-  if (tls_layer == 0) return {};
+  const std::string backward = torch::autograd::get_current_node() ? ", in backward" : "";
+  if (tls_layer == 0) return backward;
   const std::lock_guard<std::mutex> lock(mutex());
-  return " in layer '" + layers()[static_cast<size_t>(tls_layer)] + "'";
+  return " in layer '" + layers()[static_cast<size_t>(tls_layer)] + "'" + backward;
 }
 int current_layer() {
   return tls_layer;

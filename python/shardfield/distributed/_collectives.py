@@ -190,3 +190,24 @@ def set_call_checks(on: bool) -> None:
     fit together end at the group's timeout. `scatter_v` and `gather_v` always announce theirs.
     """
     core.set_call_checks(on)
+
+
+def set_check_level(level: str) -> None:
+    """How much the ranks compare before data moves. Per process; set it alike on all ranks. Local.
+
+    Args:
+        level: "off": nothing; calls that do not fit together end at the group's timeout.
+            "cheap" (default): the collectives of this module.
+            "full": every transfer of the library, those of sharded tensors too: op, kind, dtype,
+            sizes, peers, bytes. What differs is an error on every rank, with a line for each. One
+            more message per transfer.
+
+    Raises:
+        RuntimeError: another word.
+    """
+    core.set_check_level(level)
+
+
+def check_level() -> str:
+    """The level of `set_check_level`. Local."""
+    return core.check_level()

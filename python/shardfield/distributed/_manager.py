@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from shardfield._core import core
+from shardfield._faults import tell_uncaught
 from shardfield._mesh import _whole_group
 from shardfield.distributed._config import ProcessGroupConfig, ProcessGroupNode
 
@@ -246,6 +247,7 @@ class DistributedManager:
         world = dist.distributed_c10d._get_default_group()
         state.groups[WORLD] = _Entry(world, [list(range(size))], [])
         DistributedManager._state = state
+        tell_uncaught()
         if not DistributedManager._exit_hook:
             DistributedManager._exit_hook = True
             atexit.register(DistributedManager._at_exit)

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch._tensor_str
 
-from shardfield import _gradient_law
+from shardfield import _faults, _gradient_law
 from shardfield._core import core
 from shardfield._mesh import placements_of
 
@@ -242,6 +242,7 @@ def install() -> None:
     _patch_copy_copy()
     _patch_op_definition()
     _gradient_law.install()
+    _faults.install()
 
 
 install()
