@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -12,8 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 from shardfield._core import core
 
-_libraries: dict[tuple[str, str], torch.library.Library] = {}
-_waiting: dict[str, Callable[..., Any]] = {}
+_libraries: list[torch.library.Library] = []  # a kernel lives as long as its library
 
 
 def _any_sharded(args: Any, kwargs: Any) -> bool:
@@ -23,16 +23,18 @@ def _any_sharded(args: Any, kwargs: Any) -> bool:
 
 
 class HandlerHandle:
-    """What `register_function_handler` returns: takes the handler off again."""
+    """What the register functions return: takes the handler off again."""
 
-    def __init__(self, places: list[tuple[Any, str]], func: Callable[..., Any]):
-        self._places, self._func = places, func
+    def __init__(self, undo: Callable[[], None]):
+        self._undo: Callable[[], None] | None = undo
 
     def remove(self) -> None:
-        """Puts the function back as it was before any handler. May be called again."""
-        for place, name in self._places:
-            setattr(place, name, self._func)
-        self._places = []
+        """Puts a function back as it was before any handler, an op as before this one. May be
+        called again.
+        """
+        if self._undo is not None:
+            self._undo()
+        self._undo = None
 
 
 def register_function_handler(
@@ -66,20 +68,34 @@ def register_function_handler(
             f"register_function_handler: {func!r} was not found under its own name in its module; "
             "register the op overload instead (register_dispatch_handler)"
         )
-    return HandlerHandle(replaced, target)
+
+    def undo() -> None:
+        for place, name in replaced:
+            setattr(place, name, target)
+
+    return HandlerHandle(undo)
 
 
-def _implement(namespace: str, name: str, op: Any, handler: Callable[..., Any]) -> None:
-    library = _libraries.setdefault((namespace, "IMPL"), torch.library.Library(namespace, "IMPL"))
+def _implement(namespace: str, name: str, op: Any, handler: Callable[..., Any]) -> HandlerHandle:
+    library = torch.library.Library(namespace, "IMPL")
+    _libraries.append(library)
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         return handler(op(), (torch.Tensor,), args, kwargs)
 
-    library.impl(name, kernel, "PrivateUse3", allow_override=True)
-    library.impl(name, kernel, "AutogradPrivateUse3", allow_override=True)
+    with warnings.catch_warnings():  # torch's own, that a kernel is replaced: it is meant
+        warnings.filterwarnings("ignore", message="Warning only once for all operators")
+        library.impl(name, kernel, "PrivateUse3", allow_override=True)
+        library.impl(name, kernel, "AutogradPrivateUse3", allow_override=True)
+
+    def undo() -> None:
+        _libraries.remove(library)
+        library._destroy()
+
+    return HandlerHandle(undo)
 
 
-def register_dispatch_handler(op: Any, handler: Callable[..., Any]) -> None:
+def register_dispatch_handler(op: Any, handler: Callable[..., Any]) -> HandlerHandle:
     """Puts `handler` in place of the library's kernel of one op overload."""
     if not isinstance(op, torch._ops.OpOverload):
         raise TypeError(
@@ -87,10 +103,10 @@ def register_dispatch_handler(op: Any, handler: Callable[..., Any]) -> None:
         )
     namespace, _, base = op._schema.name.partition("::")
     overload = op._schema.overload_name
-    _implement(namespace, f"{base}.{overload}" if overload else base, lambda: op, handler)
+    return _implement(namespace, f"{base}.{overload}" if overload else base, lambda: op, handler)
 
 
-def register_named_function_handler(name: str, handler: Callable[..., Any]) -> None:
+def register_named_function_handler(name: str, handler: Callable[..., Any]) -> HandlerHandle:
     """As register_dispatch_handler, by name; the op may not exist yet."""
     normal = name.replace("::", ".")
     parts = normal.split(".")
@@ -105,4 +121,4 @@ def register_named_function_handler(name: str, handler: Callable[..., Any]) -> N
     def find() -> Any:
         return getattr(getattr(getattr(torch.ops, namespace), base), overload)
 
-    _implement(namespace, schema_name, find, handler)
+    return _implement(namespace, schema_name, find, handler)

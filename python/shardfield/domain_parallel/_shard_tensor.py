@@ -122,16 +122,21 @@ class ShardTensor(metaclass=_ShardTensorType):
         return _handlers.register_function_handler(func, handler)
 
     @staticmethod
-    def register_dispatch_handler(op: Any, handler: Callable[..., Any]) -> None:
-        """Calls `handler(op, types, args, kwargs)` for an ATen or custom op overload, below autograd."""
-        _handlers.register_dispatch_handler(op, handler)
+    def register_dispatch_handler(op: Any, handler: Callable[..., Any]) -> _handlers.HandlerHandle:
+        """Calls `handler(op, types, args, kwargs)` for an ATen or custom op overload in place of the
+        library's rule, above autograd: what the handler does is differentiated. The result's
+        `remove()` takes the handler off again.
+        """
+        return _handlers.register_dispatch_handler(op, handler)
 
     @staticmethod
-    def register_named_function_handler(name: str, handler: Callable[..., Any]) -> None:
+    def register_named_function_handler(
+        name: str, handler: Callable[..., Any]
+    ) -> _handlers.HandlerHandle:
         """As register_dispatch_handler for "namespace::op.overload" or "namespace.op.overload"; the
         op may be defined later.
         """
-        _handlers.register_named_function_handler(name, handler)
+        return _handlers.register_named_function_handler(name, handler)
 
     @staticmethod
     def patches_enabled() -> bool:
