@@ -1,0 +1,59 @@
+"""Batched backward passes (vmap over `torch.autograd.grad`) through sharded tensors get a sentence.
+
+`torch.func` transforms wrap tensors above the sharded kernels and work. The older way runs the
+recorded nodes themselves on batched gradients, which PyTorch does not offer to C++ nodes.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+
+from shardfield._core import core
+from shardfield.domain_parallel import _boundary  # noqa: F401  its patch goes first
+
+
+def _meets_sharded(value: torch.Tensor) -> bool:
+    """Whether a sharded tensor is in the graph of `value`. Local."""
+    if core.is_sharded(value):
+        return True
+    seen: set[Any] = set()
+    todo = [value.grad_fn]
+    while todo:
+        node = todo.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        leaf = getattr(node, "variable", None)
+        if "shardfield::" in node.name() or (leaf is not None and core.is_sharded(leaf)):
+            return True
+        todo.extend(edge for edge, _ in node.next_functions)
+    return False
+
+
+def _is_batched(grad: Any) -> bool:
+    return isinstance(grad, torch.Tensor) and torch._C._functorch.is_batchedtensor(grad)
+
+
+def install() -> None:
+    """Puts the check in place; done once at import."""
+    stock = torch.autograd._make_grads
+
+    @functools.wraps(stock)
+    def make_grads(outputs: Any, grads: Any, is_grads_batched: bool) -> Any:
+        if is_grads_batched or any(_is_batched(grad) for grad in grads):
+            tensors = [out for out in outputs if isinstance(out, torch.Tensor)]
+            if any(_meets_sharded(out) for out in tensors):
+                raise RuntimeError(
+                    "autograd.grad: batched gradients (is_grads_batched, jacobian or hessian with vectorize=True) expected "
+                    "plain tensors, got the result of a sharded computation; use vectorize=False, or torch.func.jacrev "
+                    "and torch.func.hessian"
+                )
+        return stock(outputs, grads, is_grads_batched)
+
+    torch.autograd._make_grads = make_grads
+
+
+install()
