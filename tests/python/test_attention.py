@@ -197,3 +197,66 @@ def test_batch_and_heads_send_nothing_and_rows_send_keys_and_values(run_mesh):
     for sent in run_mesh((2,), traffic):
         assert sent[0] == sent[1] == 0
         assert sent[2] == 2 * 4 * 4 * 8 * 8 * 8  # half of the keys and values, in float64
+
+
+def inference_kernels(mesh) -> None:
+    """Without gradients PyTorch calls one fused kernel for a layer: the same values, in pieces."""
+    x = numbers(4, 7, 8)
+    padding = torch.zeros(4, 7, dtype=torch.bool)
+    padding[1, 5:] = True
+    causal = torch.ones(7, 7, dtype=torch.bool).triu(1)
+    torch.manual_seed(0)
+    attend = nn.MultiheadAttention(8, 2, batch_first=True).double().eval()
+    layers = [
+        nn.TransformerEncoderLayer(8, 2, 16, activation=a, batch_first=True, norm_first=first)
+        .double()
+        .eval()
+        for a, first in (("relu", False), ("gelu", True))
+    ]
+    calls = {
+        "weights": lambda t: attend(t, t, t),
+        "each_head": lambda t: attend(
+            t, t, t, key_padding_mask=padding, attn_mask=causal, average_attn_weights=False
+        ),
+        "no_weights": lambda t: attend(t, t, t, need_weights=False)[0],
+        "encoder": nn.TransformerEncoder(layers[0], 2).eval(),
+        **{
+            f"layer{i}_{name}": lambda t, m=layer, o=options: m(t, **o)
+            for i, layer in enumerate(layers)
+            for name, options in {
+                "plain": {},
+                "padded": {"src_key_padding_mask": padding},
+                "causal": {"src_mask": causal},
+            }.items()
+        },
+    }
+    for name, call in calls.items():
+        for dim in (0, 1, 2):
+            cut = scatter(Cut(x, [Shard(dim)] * mesh.ndim), mesh)
+            with torch.no_grad(), shardfield.report() as report:
+                got, want = call(cut), call(x)
+            got, want = (v if isinstance(v, tuple) else (v,) for v in (got, want))
+            for g, w in zip(got, want, strict=True):
+                assert_equal(g, w, f"{name} cut {dim}", 1e-12, 1e-13)
+            assert not report.fallbacks, f"{name} cut {dim}: {report.fallbacks}"
+
+
+def test_layers_without_gradients(run_mesh, mesh_shape):
+    run_mesh(mesh_shape, inference_kernels)
+
+
+def nested(mesh) -> str:
+    encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 1)
+    padding = torch.zeros(4, 7, dtype=torch.bool)
+    padding[1, 5:] = True
+    x = scatter(Cut(numbers(4, 7, 8), [Shard(1)]), mesh)
+    try:
+        with torch.no_grad():
+            encoder.double().eval()(x, src_key_padding_mask=padding)
+    except RuntimeError as error:
+        return str(error)
+    return "not refused"
+
+
+def test_a_nested_tensor_is_refused(run_mesh):
+    assert "enable_nested_tensor=False" in run_mesh((2,), nested)[0]
