@@ -157,9 +157,12 @@ def fault_of(case: Case) -> Callable[[], None]:
 
 
 def train(events: Events, folder: str, cut: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    from shardfield.distributed import name_layers
+
     from shardfield.checkpoint import save_sharded
 
     net = Net()
+    name_layers(net)
     events.watch(net)
     optimizer = torch.optim.AdamW(net.parameters(), lr=0.01)
     x, t = (cut(part) for part in sample())
@@ -182,7 +185,7 @@ def run_rank(case: Case, rank: int, port: int, folder: str) -> None:
     limit = datetime.timedelta(seconds=TIMEOUT_S)
     store = dist.TCPStore("127.0.0.1", port, None, False, limit)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=case.ranks, timeout=limit)
-    from shardfield.distributed import name_layers, tell_failures
+    from shardfield.distributed import tell_failures
     from shardfield.domain_parallel import shard_tensor
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import Shard
@@ -192,7 +195,6 @@ def run_rank(case: Case, rank: int, port: int, folder: str) -> None:
     told = "finished"
     try:
         with tell_failures():
-            name_layers_once(name_layers)
             train(
                 events, os.path.join(folder, "saved"), lambda x: shard_tensor(x, mesh, [Shard(2)])
             )
@@ -200,17 +202,6 @@ def run_rank(case: Case, rank: int, port: int, folder: str) -> None:
         told = f"{type(error).__name__}: {error}"
     Path(folder, f"rank{rank}.json").write_text(json.dumps([told, events.count]))
     os._exit(0)  # as a job that ends: without waiting for a group that is broken
-
-
-def name_layers_once(name_layers: Callable[[nn.Module], Any]) -> None:
-    """Layers of every net that is made from here on have names in backward too."""
-    stock = Net.__init__
-
-    def init(self: Net) -> None:
-        stock(self)
-        name_layers(self)
-
-    Net.__init__ = init  # type: ignore[method-assign]
 
 
 # ------------------------------------------------------------------------------------- parent side
@@ -342,6 +333,8 @@ def main() -> int:
             slowest = max(slowest, outcome.seconds)
             if not outcome.is_good:
                 print(outcome, flush=True)
+            if total["jobs"] % 25 == 0:
+                print(f"{dict(total)}", flush=True)
         print(f"{ranks} ranks, {events} events a step: {dict(total)}, slowest job {slowest:.1f} s")
     return int(total["hangs"] + total["silent"] + total["lost checkpoints"] > 0)
 

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <array>
+#include <cerrno>
+#include <cstring>
 #include <mutex>
 #include <numeric>
 
@@ -11,6 +13,9 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include "shardfield/base/error.h"
@@ -51,6 +56,26 @@ std::string this_host(const std::string& master_address) {
   return name.data();
 }
 
+/// A socket that other hosts cannot reach: torch's own store listens on every address.
+int listen_on_loopback(uint16_t port) {
+  const int fd = ::socket(AF_INET, SOCK_STREAM, 0);
+  const int on = 1;
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_port = htons(port);
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  constexpr int kWaiting = 1024;
+  const bool listens =
+      fd >= 0 && ::setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on)) == 0 &&
+      ::bind(fd, reinterpret_cast<const sockaddr*>(&address), sizeof(address)) == 0 &&
+      ::listen(fd, kWaiting) == 0;
+  const std::string reason = std::strerror(errno);
+  if (!listens && fd >= 0) ::close(fd);
+  SHARDFIELD_CHECK(listens, kOp, "rank 0 cannot listen on 127.0.0.1:", port, " (", reason,
+                   "); pass another port, or set MASTER_PORT");
+  return fd;
+}
+
 c10::intrusive_ptr<c10d::Store> make_store(const LaunchEnvironment& launch,
                                            const ManagerOptions& options) {
   if (launch.world_size == 1) return c10::make_intrusive<c10d::HashStore>();
@@ -60,6 +85,8 @@ c10::intrusive_ptr<c10d::Store> make_store(const LaunchEnvironment& launch,
   store.numWorkers = static_cast<size_t>(launch.world_size);
   store.waitWorkers = true;
   store.timeout = options.timeout;
+  if (store.isServer && store.port != 0 && is_loopback(launch.master_address))
+    store.masterListenFd = listen_on_loopback(store.port);
   return c10::make_intrusive<c10d::TCPStore>(launch.master_address, store);
 }
 
@@ -103,9 +130,13 @@ DistributedManager& DistributedManager::instance() {
 
 void DistributedManager::cleanup(bool barrier) {
   if (!is_initialized()) return;
-  if (barrier && instance().world_size() > 1)
-    all_gather_ints({0}, *make_mesh(instance().group()), at::kCPU);
+  if (barrier && instance().world_size() > 1) {
+    const spec::Mesh* world = make_mesh(instance().group());
+    all_gather_ints({0}, *world, at::kCPU);
+    release_groups(*world);
+  }
   std::unique_ptr<DistributedManager> gone;
+  for (const auto& [name, mesh] : instance().meshes_) release_groups(*mesh);
   const std::lock_guard<std::mutex> lock(mutex);
   std::swap(gone, managers()[current_context()]);
   managers().erase(current_context());

@@ -7,33 +7,39 @@
 
 namespace shardfield::comm {
 
-namespace {
+Comm::Comm(const Group& group, std::string name)
+    : held_(group.registered_name.empty() ? group.backend : nullptr),
+      address_(group.backend.get()),
+      name_(std::move(name)),
+      registered_name_(group.registered_name),
+      device_(group.device),
+      rank_(group.backend->getRank()),
+      size_(group.backend->getSize()) {}
 
-bool is_registered(const std::string& name) {
+c10::intrusive_ptr<c10d::Backend> Comm::from_registry() const {
   try {
-    return static_cast<bool>(c10d::resolve_process_group(name));
+    auto found = c10d::resolve_process_group(registered_name_)->getBackend(device_);
+    // A new group may have taken the name.
+    return found.get() == address_ && found->getRank() == rank_ && found->getSize() == size_
+               ? found
+               : nullptr;
   } catch (const std::exception&) {
-    return false;
+    return nullptr;
   }
 }
 
-}  // namespace
-
-Comm::Comm(c10::intrusive_ptr<c10d::Backend> backend, std::string name, std::string registered_name)
-    : backend_(backend),
-      name_(std::move(name)),
-      registered_name_(std::move(registered_name)),
-      rank_(backend->getRank()),
-      size_(backend->getSize()) {}
-
 c10::intrusive_ptr<c10d::Backend> Comm::backend(const char* op) const {
-  auto live = backend_.lock();
-  // Others may hold the backend of a group that was destroyed.
-  const bool open = live && (registered_name_.empty() || is_registered(registered_name_));
+  auto live = registered_name_.empty() ? held_ : from_registry();
   SHARDFIELD_CHECK(
-      open, op, "the process group '", name_, "' (rank ", rank_, " of ", size_,
+      live, op, "the process group '", name_, "' (rank ", rank_, " of ", size_,
       ") has been destroyed; build a new mesh after init_process_group and scatter again");
   return live;
+}
+
+void release_groups(const spec::Mesh& mesh) {
+  const GroupMesh& groups = groups_of(mesh);
+  groups.whole.release();
+  for (const Comm& group : groups.axis) group.release();
 }
 
 const spec::Mesh* make_mesh(std::vector<int64_t> shape, std::vector<std::string> axis_names,
@@ -52,7 +58,7 @@ const spec::Mesh* make_mesh(std::vector<int64_t> shape, std::vector<std::string>
                    " of its group; order the group row-major");
   SHARDFIELD_CHECK(axis.size() == mesh->shape.size(), "make_mesh", "expected ", mesh->shape.size(),
                    " axis groups, got ", axis.size());
-  mesh->whole = Comm(whole.backend, "mesh", whole.registered_name);
+  mesh->whole = Comm(whole, "mesh");
   for (size_t a = 0; a < axis.size(); ++a) {
     SHARDFIELD_CHECK(axis[a].backend->getSize() == mesh->shape[a] &&
                          axis[a].backend->getRank() == mesh->coord[a],
@@ -61,7 +67,7 @@ const spec::Mesh* make_mesh(std::vector<int64_t> shape, std::vector<std::string>
                      axis[a].backend->getRank());
     const std::string name =
         a < mesh->axis_names.size() ? mesh->axis_names[a] : "axis " + std::to_string(a);
-    mesh->axis.emplace_back(axis[a].backend, name, axis[a].registered_name);
+    mesh->axis.emplace_back(axis[a], name);
   }
   return mesh;
 }
@@ -71,7 +77,7 @@ const spec::Mesh* make_mesh(const c10::intrusive_ptr<c10d::Backend>& group) {
 }
 
 Group group_of(const c10::intrusive_ptr<c10d::ProcessGroup>& group, c10::DeviceType device) {
-  return {group->getBackend(device), group->getGroupName()};
+  return {group->getBackend(device), group->getGroupName(), device};
 }
 
 }  // namespace shardfield::comm

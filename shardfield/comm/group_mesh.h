@@ -12,20 +12,29 @@
 
 namespace shardfield::comm {
 
-/// One process group seen by the library. Holds the group weakly, so a group the user destroys is
-/// gone and a later call is a clear error instead of a hang, and process exit stays clean.
+/// One group to make a mesh of: its backend, and its name in c10d's registry (empty outside it).
+struct Group {
+  c10::intrusive_ptr<c10d::Backend> backend;
+  std::string registered_name = {};
+  c10::DeviceType device = c10::DeviceType::CPU;
+};
+
+/// One process group seen by the library. A group of c10d's registry is looked up there at each
+/// call, so that one the user destroys is gone (threads, connections) and a later call is a clear
+/// error instead of a hang. Other groups are held until release_groups(). No weak pointers: they
+/// would keep a destroyed group's connections open.
 class Comm {
  public:
   Comm() = default;
-  /// @param registered_name  name in c10d's registry of groups, empty for groups outside it
-  Comm(c10::intrusive_ptr<c10d::Backend> backend, std::string name,
-       std::string registered_name = {});
+  Comm(const Group& group, std::string name);
 
   int rank() const { return rank_; }
   int size() const { return size_; }
   const std::string& name() const { return name_; }
   /// The live group; throws when it has been destroyed.
   c10::intrusive_ptr<c10d::Backend> backend(const char* op) const;
+  /// Lets go of a group outside of c10d's registry.
+  void release() const { held_.reset(); }
   /// Tags of the next message to and from a rank. Counted per pair and direction, so that ranks
   /// with nothing to move in a call stay in step.
   int next_send_tag(int peer) const { return next(sent_, peer); }
@@ -36,10 +45,13 @@ class Comm {
     counts.resize(static_cast<size_t>(size_));
     return static_cast<int>(counts[static_cast<size_t>(peer)]++ & 0xfffff);
   }
+  c10::intrusive_ptr<c10d::Backend> from_registry() const;
 
-  c10::weak_intrusive_ptr<c10d::Backend> backend_{c10::intrusive_ptr<c10d::Backend>()};
+  mutable c10::intrusive_ptr<c10d::Backend> held_;
+  const c10d::Backend* address_ = nullptr;
   std::string name_;
   std::string registered_name_;
+  c10::DeviceType device_ = c10::DeviceType::CPU;
   int rank_ = 0;
   int size_ = 1;
   mutable std::vector<uint32_t> sent_, received_;
@@ -55,13 +67,6 @@ inline const GroupMesh& groups_of(const spec::Mesh& mesh) {
   return static_cast<const GroupMesh&>(mesh);
 }
 
-/// One group of a mesh: its backend, and its name in c10d's registry (empty outside it) by which a
-/// group the user destroyed is recognised.
-struct Group {
-  c10::intrusive_ptr<c10d::Backend> backend;
-  std::string registered_name = {};
-};
-
 /// Builds a mesh. Local.
 /// @param shape        ranks per axis
 /// @param axis_names   one name per axis; may be empty
@@ -71,6 +76,11 @@ struct Group {
 /// @throws c10::Error when group sizes and ranks do not match the shape.
 const spec::Mesh* make_mesh(std::vector<int64_t> shape, std::vector<std::string> axis_names,
                             int mesh_rank, const Group& whole, const std::vector<Group>& axis);
+
+/// Lets go of a mesh's groups that are outside of c10d's registry: their connections close when
+/// nobody else holds them, so that peers in a transfer fail at once. Later calls on the mesh are
+/// errors. Local.
+void release_groups(const spec::Mesh& mesh);
 
 /// One-axis mesh over a whole group. Local.
 const spec::Mesh* make_mesh(const c10::intrusive_ptr<c10d::Backend>& group);

@@ -48,20 +48,26 @@ void run_in_process(const std::vector<int64_t>& shape,
   places.shape = shape;
   std::mutex mutex;
   std::string first_error;
+  std::vector<Groups> finished(static_cast<size_t>(places.size()));
+  std::vector<const spec::Mesh*> meshes(finished.size(), nullptr);
   const auto run_rank = [&](int rank) {
     set_current_context(new_context());
     spec::Mesh place;
     place.shape = shape;
     place.rank = rank;
     place.coord = place.coord_of(rank);
+    const auto slot = static_cast<size_t>(rank);
     try {
-      const Groups groups = make_groups(store, place, timeout);
+      Groups groups = make_groups(store, place, timeout);
       std::vector<Group> axis;
       for (const Backend& backend : groups.axis) axis.push_back({backend});
-      const spec::Mesh* mesh = make_mesh(shape, axis_names, rank, {groups.whole}, axis);
-      body(*mesh);
+      meshes[slot] = make_mesh(shape, axis_names, rank, {groups.whole}, axis);
+      axis.clear();
+      body(*meshes[slot]);
+      finished[slot] = std::move(groups);  // others may still be at work
     } catch (const std::exception& error) {
-      // Groups are dropped by now: peers waiting for this rank see the connection close.
+      // Nobody holds the groups now: peers waiting for this rank see the connection close.
+      if (meshes[slot]) release_groups(*meshes[slot]);
       const std::lock_guard<std::mutex> lock(mutex);
       if (first_error.empty()) first_error = "rank " + std::to_string(rank) + ": " + error.what();
     }
@@ -69,6 +75,8 @@ void run_in_process(const std::vector<int64_t>& shape,
   std::vector<std::thread> threads;
   for (int r = 0; r < places.size(); ++r) threads.emplace_back(run_rank, r);
   for (auto& thread : threads) thread.join();
+  for (const spec::Mesh* mesh : meshes)
+    if (mesh) release_groups(*mesh);
   if (!first_error.empty()) throw std::runtime_error(first_error);
 }
 

@@ -182,6 +182,7 @@ std::vector<RankCard> align_communicators(int solver_rank, int solver_size,
   const std::string fault = alignment_fault(cards);
   SHARDFIELD_CHECK(fault.empty(), kOp, fault, ". The ranks:", alignment_table(cards));
   check_ring(cards, *mesh);
+  release_groups(*mesh);
   return cards;
 }
 

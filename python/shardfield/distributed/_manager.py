@@ -5,6 +5,8 @@ from __future__ import annotations
 import atexit
 import contextlib
 import datetime
+import os
+import socket
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -64,6 +66,33 @@ def _default_backend(device: torch.device) -> str:
     if device.type == "cuda" and dist.is_nccl_available():
         return "cpu:gloo,cuda:nccl"
     return "gloo"
+
+
+def _is_loopback(address: str) -> bool:
+    return address == "localhost" or address.startswith("127.") or address == "::1"
+
+
+def _loopback_store(
+    rank: int, world_size: int, port: int, timeout: datetime.timedelta | None
+) -> dist.Store:
+    """A store that other hosts cannot reach: torch's own listens on every address of this host."""
+    limit = timeout or datetime.timedelta(seconds=300)
+    if rank != 0:
+        return dist.TCPStore("127.0.0.1", port, world_size, False, limit)
+    listener = socket.socket()
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind(("127.0.0.1", port))
+    except OSError as error:
+        listener.close()
+        raise RuntimeError(
+            f"DistributedManager: rank 0 cannot listen on 127.0.0.1:{port} ({error.strerror}); pass another "
+            "port, or set MASTER_PORT"
+        ) from error
+    listener.listen(1024)
+    return dist.TCPStore(
+        "127.0.0.1", port, world_size, True, limit, master_listen_fd=listener.detach()
+    )
 
 
 class DistributedManager:
@@ -234,6 +263,9 @@ class DistributedManager:
         if world_size == 1 and method in ("SINGLE", "EXPLICIT"):
             # No launcher, no port: groups, meshes and collectives work all the same.
             options.update(store=dist.HashStore(), rank=0, world_size=1)
+        elif _is_loopback(addr) and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+            store = _loopback_store(rank, world_size, int(port), timeout)
+            options.update(store=store, rank=rank, world_size=world_size)
         elif method == "ENV":
             options.update(init_method="env://", rank=rank, world_size=world_size)
         else:
