@@ -10,6 +10,19 @@ import torch
 from shardfield.distributed import DistributedManager, all_gather_v
 
 
+def listening(port: str) -> list[str]:
+    """Addresses of this host that something listens on at this port, in hexadecimal."""
+    found = []
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        with open(table) as lines:
+            for line in list(lines)[1:]:
+                _, local, _, state = line.split()[:4]
+                address, number = local.split(":")
+                if state == "0A" and int(number, 16) == int(port):
+                    found.append(address)
+    return found
+
+
 def main(folder: str) -> None:
     torch.set_num_threads(1)
     DistributedManager.initialize()
@@ -25,6 +38,7 @@ def main(folder: str) -> None:
         "local_rank": dm.local_rank,
         "launcher": dm.launcher,
         "device": dm.device.type,
+        "listening": listening(os.environ.get("MASTER_PORT", "0")),
         "whole": whole.tolist(),
     }
     with open(os.path.join(folder, f"{os.getpid()}.json"), "w") as file:

@@ -122,6 +122,7 @@ def test_slurm_variables(tmp_path):
     ]
     assert [code for code, _ in finish(processes)] == [0, 0]
     check_job(tmp_path, 2, "SLURM")
+    assert reports(tmp_path)[0]["listening"] == ["0100007F"], "other hosts can reach the store"
 
 
 def test_K1_no_launcher_and_no_accelerator(tmp_path):
