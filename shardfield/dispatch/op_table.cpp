@@ -6,6 +6,7 @@
 
 #include "shardfield/dispatch/boxed.h"
 #include "shardfield/dispatch/elementwise.h"
+#include "shardfield/dispatch/out_forms.h"
 #include "shardfield/dispatch/tensor_lists.h"
 
 namespace shardfield::dispatch {
@@ -53,9 +54,14 @@ bool is_bookkeeping(const std::string& name) {
 
 /// Ops of PyTorch that only allocate or loop through ops we have kernels for.
 bool decomposes_well(const std::string& name) {
-  static const std::set<std::string> names = {"aten::zeros_like", "aten::ones_like",
-                                              "aten::full_like",  "aten::new_full",
-                                              "aten::new_ones",   "aten::new_zeros"};
+  static const std::set<std::string> names = {"aten::zeros_like",
+                                              "aten::ones_like",
+                                              "aten::full_like",
+                                              "aten::new_full",
+                                              "aten::new_ones",
+                                              "aten::new_zeros",
+                                              "aten::_unsafe_masked_index",
+                                              "aten::_unsafe_masked_index_put_accumulate"};
   return names.contains(name);
 }
 
@@ -136,6 +142,11 @@ void OpTable::fill_defaults() {
       continue;
     }
     const bool elementwise = is_elementwise(*op);
+    if (!elementwise && has_functional_form(*op)) {
+      backend_.impl(name.c_str(), torch::CppFunction::makeFromBoxedFunction<&out_form>());
+      autograd_.impl(name.c_str(), torch::CppFunction::makeFromBoxedFunction<&out_form>());
+      continue;
+    }
     const bool has_default =
         op->hasKernelForDispatchKey(DispatchKey::CompositeExplicitAutogradNonFunctional) ||
         op->hasKernelForDispatchKey(DispatchKey::CompositeExplicitAutograd);

@@ -1,5 +1,5 @@
 // Ops that work on the last dims of each batch entry by itself: matrix decompositions and solvers,
-// unpooling, sampling on grids. Cut batch dims stay as they are; a cut on the last dims moves to a
+// unpooling. Cut batch dims stay as they are; a cut on the last dims moves to a
 // batch dim first.
 
 #include <ATen/ATen.h>
@@ -175,12 +175,12 @@ SHARDFIELD_OPS(batched) {
     table.composed_boxed<&batched<2, 1>>(name);
   for (const char* name : {"aten::_linalg_svd", "aten::_linalg_eigh"})
     table.composed_boxed<&batched<2, 2, true, 1>>(name);
-  for (const char* name : {"aten::max_unpool2d", "aten::fractional_max_pool2d"})
+  for (const char* name : {"aten::max_unpool2d", "aten::fractional_max_pool2d",
+                           "aten::max_pool2d_with_indices_backward"})
     table.composed_boxed<&batched<2, 2, false>>(name);
-  for (const char* name :
-       {"aten::grid_sampler_2d", "aten::max_unpool3d", "aten::fractional_max_pool3d"})
+  for (const char* name : {"aten::max_unpool3d", "aten::fractional_max_pool3d",
+                           "aten::max_pool3d_with_indices_backward"})
     table.composed_boxed<&batched<3, 3, false>>(name);
-  table.composed_boxed<&batched<4, 4, false>>("aten::grid_sampler_3d");
   table.composed("aten::_linalg_check_errors", TORCH_FN(linalg_check_errors));
   table.composed("aten::_fft_c2c", TORCH_FN(fft_c2c));
   table.composed("aten::_fft_r2c", TORCH_FN(fft_r2c));

@@ -75,9 +75,12 @@ Tensor convolve(const char* op, const Tensor& x, const Tensor& weight_arg,
   return convolve_lean(x, weight, bias, plan);
 }
 
+/// No other rank holds a part of x, and its channels, which the weight shares, are not cut even in
+/// name.
 bool runs_alone(const Tensor& x, const Tensor& weight) {
-  return tensor::is_sharded(x) && !tensor::is_sharded(weight) && x.dim() == weight.dim() &&
-         is_alone(tensor::layout_of(x)) && tensor::layout_of(x).is_simple(x.sizes().data());
+  if (!tensor::is_sharded(x) || tensor::is_sharded(weight) || x.dim() != weight.dim()) return false;
+  const spec::Layout& layout = tensor::layout_of(x);
+  return is_alone(layout) && !layout.is_cut(1) && layout.is_simple(x.sizes().data());
 }
 
 /// Nothing to exchange: PyTorch's own formula, without a node of ours, and its kernel on the piece.
@@ -171,6 +174,11 @@ std::tuple<Tensor, Tensor, Tensor> convolution_backward(
   if (!differentiable && runs_alone(x, weight))
     return backward_alone(grad, x, weight, bias_sizes, stride, padding, dilation, transposed,
                           output_padding, groups, mask);
+  // A second derivative may bring a sharded gradient to a convolution of plain tensors.
+  if (!tensor::is_sharded(x))
+    return at::convolution_backward_symint(tensor::gather(grad), x, whole("convolution", weight),
+                                           bias_sizes, stride, padding, dilation, transposed,
+                                           output_padding, std::move(groups), mask);
   // Below autograd too: what is built here is differentiated at once.
   const c10::impl::LocalDispatchKeySet keys = c10::impl::tls_local_dispatch_key_set();
   const c10::impl::ForceDispatchKeyGuard recording(

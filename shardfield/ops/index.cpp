@@ -357,6 +357,13 @@ Tensor one_hot_sharded(const Tensor& x, int64_t classes) {
   return tensor::wrap(at::one_hot(tensor::piece_of(x), classes), &layout_of(x), sizes);
 }
 
+/// Elements by their row-major number.
+Tensor take(const Tensor& self, const Tensor& index) {
+  const Tensor flat = self.reshape(-1);
+  if (is_sharded(index)) return at::index(flat, {index});
+  return tensor::gather(at::index(flat, {index.reshape(-1)})).view(index.sizes());
+}
+
 }  // namespace
 
 IndexShape::IndexShape(at::IntArrayRef source, const IndexList& indices)
@@ -412,6 +419,7 @@ IndexList plain_indices(const Tensor& x, const IndexList& indices) {
 }
 
 SHARDFIELD_OPS(index) {
+  table.composed("aten::take", TORCH_FN(take));
   table.composed("aten::index.Tensor", TORCH_FN(index_sharded));
   table.composed("aten::_unsafe_index.Tensor", TORCH_FN(index_sharded));
   table.composed("aten::index_select", TORCH_FN(index_select_sharded));

@@ -195,6 +195,16 @@ Tensor index_put_copy(const Tensor& self, const OptionalList& list, const Tensor
   return at::index_put_(out, list, values, accumulate);
 }
 
+/// Writes by row-major number.
+Tensor put_elements(const Tensor& self, const Tensor& index, const Tensor& source,
+                    bool accumulate) {
+  return at::index_put(self.reshape(-1), {index.reshape(-1)}, source.reshape(-1), accumulate)
+      .view(self.sizes());
+}
+Tensor& put_(Tensor& self, const Tensor& index, const Tensor& source, bool accumulate) {
+  return self.copy_(put_elements(self, index, source, accumulate));
+}
+
 // masked_fill_: every rank fills its own piece.
 
 Tensor& masked_fill_scalar_kernel(Tensor& self, const Tensor& mask, const at::Scalar& value) {
@@ -217,6 +227,8 @@ Tensor& masked_fill_tensor_kernel(Tensor& self, const Tensor& mask, const Tensor
 SHARDFIELD_OPS(index_put) {
   table.elementwise("aten::masked_fill_.Scalar", TORCH_FN(masked_fill_scalar_kernel));
   table.elementwise("aten::masked_fill_.Tensor", TORCH_FN(masked_fill_tensor_kernel));
+  table.composed("aten::put", TORCH_FN(put_elements));
+  table.composed("aten::put_", TORCH_FN(put_));
   table.above_autograd("aten::index_put_", TORCH_FN(index_put_above));
   table.backend("aten::index_put_", TORCH_FN(index_put_kernel));
   table.backend("aten::_index_put_impl_", TORCH_FN(index_put_impl_kernel));

@@ -147,9 +147,30 @@ Tensor distance(const Tensor& a, const Tensor& b, const Scalar& p) {
   return at::linalg_vector_norm(a - b, p);
 }
 
+/// Slices along `dim` of a norm above `most` are scaled down to it.
+Tensor renormed(const Tensor& x, const Scalar& p, int64_t dim, const Scalar& most) {
+  SHARDFIELD_CHECK(x.dim() > 1, "renorm", "expected an input of at least 2 dims, got ",
+                   tensor::describe(x));
+  SHARDFIELD_CHECK(p.toDouble() > 0 && most.toDouble() >= 0, "renorm",
+                   "expected p above 0 and maxnorm of at least 0, got ", p, " and ", most);
+  dim = at::maybe_wrap_dim(dim, x.dim());
+  std::vector<int64_t> others;
+  for (int64_t d = 0; d < x.dim(); ++d)
+    if (d != dim) others.push_back(d);
+  const Tensor size = at::linalg_vector_norm(x, p, others, true);
+  const Tensor factor =
+      at::where(size > most, (size + 1e-7).reciprocal() * most, at::ones_like(size));
+  return x * factor;
+}
+Tensor& renorm_(Tensor& x, const Scalar& p, int64_t dim, const Scalar& most) {
+  return x.copy_(renormed(x, p, dim, most));
+}
+
 }  // namespace
 
 SHARDFIELD_OPS(statistics) {
+  table.composed("aten::renorm", TORCH_FN(renormed));
+  table.composed("aten::renorm_", TORCH_FN(renorm_));
   table.composed("aten::var.correction", TORCH_FN(var_dims));
   table.composed("aten::std.correction", TORCH_FN(std_dims));
   table.composed("aten::var_mean.correction", TORCH_FN(var_mean_dims));
