@@ -197,24 +197,30 @@ def test_another_order_is_bounded_and_a_new_group_works(run_ranks):
     assert "Rank 0 stopped at aten::convolution on rank 0 of 2 in layer 'Sequential.0'" in texts[1]
 
 
-def backward_of_one_rank() -> str:
-    """Rank 1 does not run backward."""
-    mesh = DeviceMesh.from_group(dist.new_group([0, 1], timeout=timedelta(seconds=2)), "cpu")
-    model = nn.Sequential(nn.Conv1d(2, 4, 3, padding=1), nn.Tanh(), nn.Conv1d(4, 2, 3, padding=1))
-    names = name_layers(model.double())
-    loss = model(sharded(numbers(2, 2, 12), mesh, 2)).square().mean()
-    names.remove()
-    if dist.get_rank() == 1:
-        time.sleep(3)
-        return ""
-    with pytest.raises(RuntimeError, match="in backward") as caught:
-        loss.backward()
-    return str(caught.value)
+def backward_of_one_rank() -> list[str]:
+    """Rank 1 does not run backward: of a library's node, and of PyTorch's own formula."""
+    texts = []
+    for layer in (nn.Conv1d(2, 4, 3, padding=1), nn.BatchNorm1d(2)):
+        mesh = DeviceMesh.from_group(dist.new_group([0, 1], timeout=timedelta(seconds=2)), "cpu")
+        model = nn.Sequential(nn.Tanh(), layer).double()
+        names = name_layers(model)
+        x = sharded(numbers(2, 2, 12), mesh, 2).requires_grad_()
+        loss = model(x).square().sum()
+        names.remove()
+        if dist.get_rank() == 1:
+            time.sleep(3)
+            continue
+        with pytest.raises(RuntimeError, match="in backward") as caught:
+            loss.backward()
+        texts.append(str(caught.value))
+    return texts
 
 
 def test_backward_names_op_rank_and_layer(run_ranks):
-    text = run_ranks(2, backward_of_one_rank)[0]
-    assert "aten::convolution on rank 0 of 2 in layer '2', in backward" in text, text
+    convolution, norm = run_ranks(2, backward_of_one_rank)[0]
+    assert "aten::convolution on rank 0 of 2 in layer '1', in backward" in convolution, convolution
+    assert "norm_backward on rank 0 of 2, in backward" in norm, norm
+    assert "This rank was in layer '1'" in norm, norm
 
 
 # ---------------------------------------------------------------------------------- after a fault
