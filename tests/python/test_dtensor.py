@@ -19,14 +19,17 @@ from torch.distributed.tensor import (
     distribute_module,
     distribute_tensor,
 )
+from torch.distributed.tensor._dtensor_spec import DTensorSpec, ShardOrderEntry, TensorMeta
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.distributed.tensor.placement_types import _StridedShard
 
+STRIDED = [_StridedShard(0, split_factor=2), Shard(0)]
 KINDS = {
     (1,): [[Shard(0)], [Shard(1)]],
     (2,): [[Shard(0)], [Shard(-1)]],
     (3,): [[Shard(0)], [Shard(1)]],
     (4,): [[Shard(0)], [Shard(1)]],
-    (2, 2): [[Shard(0), Shard(1)], [Shard(1), Shard(1)], [Replicate(), Shard(0)]],
+    (2, 2): [[Shard(0), Shard(1)], [Shard(1), Shard(1)], [Replicate(), Shard(0)], STRIDED],
 }
 
 
@@ -58,7 +61,10 @@ def both_ways(mesh, placements) -> None:
     assert_equal(grad, first, "gradient through to_dtensor")
     assert_equal(torch.autograd.grad(grad.square().sum(), x)[0], second, "second gradient")
 
-    w = distribute_tensor(x0, mesh, placements).requires_grad_()
+    if placements == STRIDED:  # PyTorch distributes even ones only
+        w = shard_tensor(x0, mesh, placements).to_dtensor().requires_grad_()
+    else:
+        w = distribute_tensor(x0, mesh, placements).requires_grad_()
     y = ShardTensor.from_dtensor(w)
     assert is_sharded(y) and y.placements == x.placements and address(y) == address(w)
     assert_equal(y, x0, "from DTensor")
@@ -137,6 +143,21 @@ def foreign_pieces(mesh) -> None:
 
 def test_pieces_without_a_dtensor_form(run_mesh):
     run_mesh((2,), foreign_pieces)
+
+
+def other_device_order(mesh) -> None:
+    order = (ShardOrderEntry(tensor_dim=0, mesh_dims=(1, 0)),)
+    meta = TensorMeta(torch.Size([8, 3]), (3, 1), torch.float64)
+    spec = DTensorSpec(mesh, (Shard(0), Shard(0)), tensor_meta=meta, shard_order=order)
+    d = DTensor(numbers(2, 3), spec, requires_grad=False)
+    with pytest.raises(
+        ValueError, match=r"expected mesh axes in mesh order, got \(1, 0\) on dim 0"
+    ):
+        ShardTensor.from_dtensor(d)
+
+
+def test_other_device_order_is_refused(run_mesh):
+    run_mesh((2, 2), other_device_order)
 
 
 # ---- Weights that are DTensors over another mesh axis --------------------------------------------

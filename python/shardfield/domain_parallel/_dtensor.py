@@ -19,23 +19,19 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from shardfield._core import core
 from shardfield._mesh import core_mesh, device_mesh_of, normalized, placements_of, rule_cuts
+from shardfield.domain_parallel._from_local import is_channels_last, own_shape
 
 
-def _piece_shape(cuts: Any, shape: Sequence[int], mesh: Any) -> list[int]:
-    own = list(shape)
-    for dim, axes, sizes in cuts:
-        place = 0
-        for axis in axes:
-            place = place * mesh.shape[axis] + mesh.coord[axis]
-        own[dim] = sizes[place]
-    return own
-
-
-def _is_channels_last(x: torch.Tensor) -> bool:
-    if x.dim() not in (4, 5):
-        return False
-    order = torch.channels_last if x.dim() == 4 else torch.channels_last_3d
-    return not x.is_contiguous() and x.is_contiguous(memory_format=order)
+def _refuse_device_order(dtensor: DTensor) -> None:
+    """Axes that cut one dim in another order than they have in the mesh, noted outside of the
+    placements (a private feature of newer releases).
+    """
+    for entry in getattr(dtensor._spec, "shard_order", None) or ():
+        if list(entry.mesh_dims) != sorted(entry.mesh_dims):
+            raise ValueError(
+                f"from_dtensor: expected mesh axes in mesh order, got {tuple(entry.mesh_dims)} on dim {entry.tensor_dim} "
+                f"on rank {dist.get_rank()}; redistribute the DTensor to Shard placements in mesh order"
+            )
 
 
 def from_dtensor(dtensor: torch.Tensor) -> torch.Tensor:
@@ -45,20 +41,21 @@ def from_dtensor(dtensor: torch.Tensor) -> torch.Tensor:
     if any(isinstance(p, Partial) for p in dtensor.placements):
         reduced = [Replicate() if isinstance(p, Partial) else p for p in dtensor.placements]
         dtensor = dtensor.redistribute(placements=reduced)
+    _refuse_device_order(dtensor)
     mesh = core_mesh(dtensor.device_mesh)
     placed = normalized(dtensor.placements, dtensor.device_mesh, dtensor.dim(), "from_dtensor")
     cuts = rule_cuts(placed, dtensor.shape, mesh.shape)
     piece = dtensor.to_local()
     if not cuts:
         return piece
-    expected = _piece_shape(cuts, dtensor.shape, mesh)
+    expected = own_shape(cuts, dtensor.shape, mesh)
     if list(piece.shape) != expected:
         raise ValueError(
             f"from_dtensor: expected a local tensor of {expected}, as DTensor divides {list(dtensor.shape)} by "
             f"{list(placed)}, got {list(piece.shape)} on rank {dist.get_rank()}; pass the pieces themselves: "
             "ShardTensor.from_local(x.to_local(), mesh, placements)"
         )
-    return core.wrap(piece, mesh, cuts, list(dtensor.shape), _is_channels_last(dtensor))
+    return core.wrap(piece, mesh, cuts, list(dtensor.shape), is_channels_last(dtensor))
 
 
 class _ToDTensor(torch.autograd.Function):

@@ -88,7 +88,7 @@ def from_local(
             "from_local: sharding_shapes must be 'infer', 'chunk', 'blockwise' or a dict, "
             f"got {sharding_shapes!r}"
         )
-    expected = _own_shape(cuts, shape, mesh)
+    expected = own_shape(cuts, shape, mesh)
     if list(local_tensor.shape) != expected:
         raise ValueError(
             f"from_local: rank {mesh.rank} holds a piece of shape {list(local_tensor.shape)}, but these "
@@ -111,7 +111,7 @@ def _exchange_records(
     """
     codes = [_placement_code(p) for p in given[: len(mesh.shape)]]
     codes += [-1] * (len(mesh.shape) - len(codes))
-    record = [*shape_record(t), *codes, int(_is_channels_last(t) or t.numel() == 0)]
+    record = [*shape_record(t), *codes, int(is_channels_last(t) or t.numel() == 0)]
     table = core.all_gather_ints(record, mesh, torch.device(device))
     lines = _table_text(table)
     if any(row[0] < 0 or row[1] < 0 for row in table):
@@ -148,7 +148,8 @@ def _reduce_partial(t: torch.Tensor, mesh: Any, placed: list[Placement]) -> torc
     return total / prod(mesh.shape[a] for a in axes) if kinds == {"avg"} else total
 
 
-def _is_channels_last(t: torch.Tensor) -> bool:
+def is_channels_last(t: torch.Tensor) -> bool:
+    """Whether 4-D or 5-D memory is ordered with the channels fastest."""
     if t.dim() not in (4, 5) or t.numel() == 0 or t.is_contiguous():
         return False
     return t.is_contiguous(
@@ -156,7 +157,8 @@ def _is_channels_last(t: torch.Tensor) -> bool:
     )
 
 
-def _own_shape(cuts: Cuts, shape: Sequence[int], mesh: Any) -> list[int]:
+def own_shape(cuts: Cuts, shape: Sequence[int], mesh: Any) -> list[int]:
+    """Shape of this rank's piece of a tensor of this global shape."""
     own = list(shape)
     for dim, axes, sizes in cuts:
         piece = 0

@@ -71,8 +71,8 @@ def local_map(
 ) -> Callable[..., Any]:
     """Wraps a function of pieces so that it takes and gives whole tensors.
 
-    Inside, tensors are this rank's pieces, plain torch tensors, and any differentiable collective
-    may be called (`shardfield.distributed`). Collective when an input has to be moved to its
+    Inside, tensors are this rank's pieces, plain torch tensors; `halo_exchange`, `ring_shift`,
+    `all_reduce` and the collectives of `shardfield.distributed` may be called. Collective when an input has to be moved to its
     placement, and for the sizes of sharded outputs. Differentiable, to any order: the gradient of
     an input placed as Replicate is summed over the ranks.
 
