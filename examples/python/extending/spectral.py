@@ -21,8 +21,8 @@ _ALONG_ONE = {
 
 def smoothed(u: torch.Tensor, length: float = 1.5) -> torch.Tensor:
     """A periodic field (..., rows, columns) with waves below `length` grid cells damped."""
-    rows = torch.fft.fftfreq(u.shape[-2], dtype=u.dtype)[:, None]
-    columns = torch.fft.fftfreq(u.shape[-1], dtype=u.dtype)
+    rows = torch.fft.fftfreq(u.shape[-2], dtype=u.dtype, device=u.device)[:, None]
+    columns = torch.fft.fftfreq(u.shape[-1], dtype=u.dtype, device=u.device)
     gain = torch.exp(-((2 * torch.pi * length) ** 2) * (rows**2 + columns**2) / 2)
     return torch.fft.ifft2(torch.fft.fft2(u) * gain).real
 

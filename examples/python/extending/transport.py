@@ -14,22 +14,23 @@ import torch
 from shardfield.domain_parallel import ShardTensor, halo_exchange
 
 
-@torch.library.custom_op("transport::flux", mutates_args=(), device_types="cpu")
+@torch.library.custom_op("transport::flux", mutates_args=())
 def flux(u: torch.Tensor, speed: float) -> torch.Tensor:
     """Flux through the faces between rows; u (rows, ...), result (max(rows - 1, 0), ...)."""
-    a = u.numpy()
+    a = u.cpu().numpy()
     left, right = a[:-1], a[1:]
-    return torch.from_numpy((left**2 + right**2) / 4 - speed / 2 * (right - left))
+    faces = (left**2 + right**2) / 4 - speed / 2 * (right - left)
+    return torch.from_numpy(faces).to(u.device)
 
 
-@torch.library.custom_op("transport::flux_backward", mutates_args=(), device_types="cpu")
+@torch.library.custom_op("transport::flux_backward", mutates_args=())
 def flux_backward(grad: torch.Tensor, u: torch.Tensor, speed: float) -> torch.Tensor:
     """Gradient of the rows, given that of the faces."""
-    a, g = u.numpy(), grad.numpy()
+    a, g = u.cpu().numpy(), grad.cpu().numpy()
     out = np.zeros_like(a)
     out[:-1] += g * (a[:-1] + speed) / 2
     out[1:] += g * (a[1:] - speed) / 2
-    return torch.from_numpy(out)
+    return torch.from_numpy(out).to(u.device)
 
 
 def _keep_flux(ctx: Any, inputs: Any, output: torch.Tensor) -> None:
