@@ -29,11 +29,14 @@ PACKAGES = {
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "zoo.md"
 INTRODUCTION = """# The zoo
 
-Published models, unchanged from PyPI ({packages}), at reduced widths. Made by
-`python tests/python/zoo_table.py`. The input is sharded along each spatial dim in turn on 1, 2, 3 and 4 ranks, and along
-two on a 2 x 2 mesh. Output, input gradient, every weight gradient and every buffer are compared with one device in float64,
-training mode, dropout off; the model must agree to 1e-8. Gathers are the report's fallbacks over forward and backward, the
-worst placement counts. `tests/python/test_models.py` runs a part of this in every test run.
+Published models, unchanged from PyPI, at reduced widths. Made by `python tests/python/zoo_table.py` with
+{packages}.
+
+The input is sharded along each spatial dim in turn on 1, 2, 3 and 4 ranks, and along two on a 2 x 2 mesh. Output, input
+gradient, every weight gradient and every buffer are compared with one device in float64, training mode, dropout off, and must
+agree to 1e-8. Gathers are the report's fallbacks over forward and backward, the worst placement counts. Attention brings keys
+and values whole to the ranks that cut the tokens, once per layer: a transfer, see [attention](operators/attention.md), not a
+fallback. `tests/python/test_models.py` runs a part of this in every test run.
 
 A model that draws noise (monai's AutoencoderKL) is compared with one rank of Shardfield: sharded tensors have their own
 generator, equal for every number of ranks.
