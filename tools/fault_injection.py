@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import collections
 import datetime
+import faulthandler
 import json
 import multiprocessing
 import multiprocessing.connection
@@ -44,7 +45,8 @@ STEPS = 4
 FAULT_STEP = 1
 TIMEOUT_S = 20.0
 LIMIT_S = 60.0
-EVENTS = 70  # of a step of the job below, on any number of ranks; counted by every full run
+START_S = 300.0
+EVENTS = {2: 70, 3: 60}  # of a step of the job below, by ranks; every full run counts them anew
 FAULTS = ("kill", "exit", "raise")
 NAMED = re.compile(r"[a-z_0-9:]+(?: \(comparing calls\))? on rank \d+ of \d+")
 
@@ -182,6 +184,8 @@ def train(events: Events, folder: str, cut: Callable[[torch.Tensor], torch.Tenso
 def run_rank(case: Case, rank: int, port: int, folder: str) -> None:
     torch.set_num_threads(1)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    stack = open(Path(folder, f"rank{rank}.stack"), "w")  # noqa: SIM115
+    faulthandler.register(signal.SIGUSR1, file=stack)
     limit = datetime.timedelta(seconds=TIMEOUT_S)
     store = dist.TCPStore("127.0.0.1", port, None, False, limit)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=case.ranks, timeout=limit)
@@ -246,6 +250,15 @@ def check_checkpoint(folder: Path, want: list[dict[str, torch.Tensor]]) -> tuple
     return "", step
 
 
+def stack_of(process: Any, file: Path) -> str:
+    """Where a rank that does not end is; "not started" before it can tell."""
+    if not file.exists():
+        return "not started"
+    os.kill(process.pid, signal.SIGUSR1)
+    time.sleep(1)
+    return file.read_text()
+
+
 def run_case(case: Case, made: Any, want: list[dict[str, torch.Tensor]]) -> Outcome:
     """Runs one job to its end."""
     folder = Path(tempfile.mkdtemp(prefix="shardfield-fault-"))
@@ -261,16 +274,19 @@ def run_case(case: Case, made: Any, want: list[dict[str, torch.Tensor]]) -> Outc
     ]
     for p in processes:
         p.start()
+    processes[case.victim].join(START_S)  # its end is the fault: the others' time begins
+    end = time.monotonic() + LIMIT_S
     for p in processes:
-        p.join(max(0.0, began + LIMIT_S - time.monotonic()))
+        p.join(max(0.0, end - time.monotonic()))
     hung = [r for r, p in enumerate(processes) if p.exitcode is None]
-    for r in hung:
-        processes[r].kill()
     seconds = time.monotonic() - began
     messages: dict[int, str] = {}
     for r in range(case.ranks):
         file = folder / f"rank{r}.json"
         messages[r] = json.loads(file.read_text())[0] if file.exists() else ""
+    for r in hung:
+        messages[r] = stack_of(processes[r], folder / f"rank{r}.stack")
+        processes[r].kill()
     silent = [
         r
         for r, text in messages.items()

@@ -8,6 +8,7 @@
 
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
+#include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <torch/library.h>
 
@@ -144,6 +145,12 @@ struct Call {
   c10d::ReduceOp::RedOpType reduction = c10d::ReduceOp::UNUSED;
 };
 
+/// The group by its name in c10d's registry, or itself.
+c10::intrusive_ptr<c10d::ProcessGroup> group_from(const c10::IValue& value) {
+  return value.isString() ? c10d::resolve_process_group(value.toStringRef())
+                          : value.toCustomClass<c10d::ProcessGroup>();
+}
+
 /// What a reducing op of c10d was called with; outputs are left out.
 Call call_of(const c10::FunctionSchema& schema, const torch::jit::Stack& stack) {
   Call call;
@@ -151,8 +158,10 @@ Call call_of(const c10::FunctionSchema& schema, const torch::jit::Stack& stack) 
   for (size_t i = 0; i < arguments.size(); ++i) {
     const c10::IValue& value = torch::jit::peek(stack, i, arguments.size());
     const std::string& name = arguments[i].name();
-    if (name == "process_group") {
-      call.group = value.toCustomClass<c10d::ProcessGroup>();
+    if (name == "process_group" || name == "group_name") {
+      call.group = group_from(value);
+    } else if (name == "reduce_op" && value.isString()) {
+      if (value.toStringRef() == "sum") call.reduction = c10d::ReduceOp::SUM;
     } else if (name == "reduce_op") {
       call.reduction = value.toCustomClass<c10d::ReduceOp>()->op_;
     } else if (!name.starts_with("output") && name != "sparse_indices") {
@@ -176,10 +185,15 @@ void reduce_once(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
   op.redispatchBoxed(keys & c10::after_ADInplaceOrView_keyset, stack);
 }
 
-// The key is free for these ops on every device, and below autograd.
+// The key is free for these ops on every device, and below autograd. The functional all-reduces
+// copy before they call c10d's.
 TORCH_LIBRARY_IMPL(c10d, ADInplaceOrView, library) {
   for (const char* name : {"allreduce_", "allreduce_coalesced_", "reduce_", "reduce_scatter_",
                            "_reduce_scatter_base_", "reduce_scatter_tensor_coalesced_"})
+    library.impl(name, torch::CppFunction::makeFromBoxedFunction<&reduce_once>());
+}
+TORCH_LIBRARY_IMPL(_c10d_functional, ADInplaceOrView, library) {
+  for (const char* name : {"all_reduce", "all_reduce_coalesced"})
     library.impl(name, torch::CppFunction::makeFromBoxedFunction<&reduce_once>());
 }
 

@@ -55,7 +55,7 @@ def test_the_others_raise_and_the_checkpoint_is_good(
     injection, size, victim, fault, share, delay_s
 ):
     module, context, want = injection
-    events = module.EVENTS
+    events = module.EVENTS[size]
     case = module.Case(size, victim, fault, int(share * events), delay_s)
     outcome = module.run_case(case, context, want)
     assert outcome.is_good, outcome

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as funcol
 import torch.nn.functional as F
 from oracle import assert_equal, chunk_sizes, numbers, sharded
 from rank_pool import mesh_of
@@ -71,6 +72,13 @@ def sums_by_hand(mesh) -> str:
             torch.empty(g.numel() // group.size()), g.reshape(-1), group=group
         ),
         "allreduce_coalesced_": lambda g: dist.all_reduce_coalesced([g], group=group),
+        "_c10d_functional::all_reduce": lambda g: funcol.all_reduce(g, "sum", group),
+        "_c10d_functional::all_reduce_coalesced": lambda g: funcol.all_reduce_coalesced(
+            [g], "sum", group
+        ),
+        "reduce_scatter_tensor_coalesced_": lambda g: funcol.reduce_scatter_tensor(
+            g.reshape(-1), "sum", 0, group
+        ),
         "fused_all_reduce": lambda g: fused_all_reduce(g, group=group),
     }
     weight = model[0].weight
