@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from oracle import Cut, assert_equal, full, is_sharded, numbers, scatter, sharded
-from shardfield.domain_parallel import ShardTensor, shard_tensor
+from shardfield.domain_parallel import ShardTensor, local_map, scatter_tensor, shard_tensor
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import (
@@ -308,6 +308,34 @@ def refusals(mesh) -> None:
         wide(x)
     with pytest.raises(RuntimeError, match="distribute_tensor: expected a plain tensor"):
         torch.distributed.tensor.distribute_tensor(x, data, [Shard(0)])
+
+
+def handed_in(mesh) -> None:
+    """DTensors where a sharded tensor is asked for: taken over, or refused by name."""
+    x0 = numbers(6, 4)
+    d = distribute_tensor(x0, mesh, [Shard(0)])
+    x = sharded(numbers(6, 4, seed=1), mesh, 0, [5, 1]).requires_grad_()
+    (x * 2).backward(d)
+    assert x.grad.to_local().shape == x.to_local().shape
+    assert_equal(x.grad, 2 * x0, "backward(d)")
+    x.grad = d
+    assert is_sharded(x.grad)
+    assert_equal(x.grad, x0, "x.grad = d")
+    assert_equal(
+        local_map(torch.sin, [[Shard(1)]], [Shard(1)], mesh)(d), x0.sin(), "local_map takes it"
+    )
+    for call in (
+        lambda: shard_tensor(d, mesh, [Shard(0)]),
+        lambda: ShardTensor.from_local(d, mesh, [Shard(0)]),
+    ):
+        with pytest.raises(TypeError, match="expected a plain tensor, got a DTensor"):
+            call()
+    with pytest.raises(ValueError, match="must pass the full plain tensor"):
+        scatter_tensor(d, 0, mesh, [Shard(0)])
+
+
+def test_dtensors_handed_in(run_mesh):
+    run_mesh((2,), handed_in)
 
 
 def compiled_as_before(mesh) -> None:

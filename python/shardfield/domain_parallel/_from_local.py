@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.placement_types import Partial, Placement, Replicate
 
 from shardfield._core import core
@@ -32,6 +33,15 @@ DTYPES = [
 ShardingShapes = str | dict[int, Sequence[Sequence[int]]]
 
 
+def refuse_dtensor(value: Any, op: str) -> None:
+    """A DTensor is no plain tensor: its pieces are elsewhere than its shape says."""
+    if isinstance(value, DTensor):
+        raise TypeError(
+            f"{op}: expected a plain tensor, got a DTensor of {tuple(value.shape)}; use ShardTensor.from_dtensor(d) for "
+            "the same pieces"
+        )
+
+
 def shape_record(t: torch.Tensor) -> list[int]:
     """dtype, number of dims and sizes as a fixed count of numbers for one small exchange; -1 where
     they cannot be told, so that all ranks learn of it.
@@ -50,6 +60,7 @@ def from_local(
     global_shape: Sequence[int] | None = None,
 ) -> torch.Tensor:
     """Makes one tensor of the pieces that the ranks hold. See ShardTensor.from_local."""
+    refuse_dtensor(local_tensor, "from_local")
     if device_mesh is None:
         raise ValueError("from_local: device_mesh is required")
     mesh = core_mesh(device_mesh)

@@ -8,10 +8,12 @@ from typing import Any
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.placement_types import Partial, Placement, Replicate
 
 from shardfield._core import core
 from shardfield._mesh import core_mesh
+from shardfield.domain_parallel._dtensor import from_dtensor
 from shardfield.domain_parallel._from_local import from_local
 from shardfield.domain_parallel._scatter import shard_tensor
 
@@ -43,6 +45,8 @@ def _piece(value: Any, placements: Placements | None, mesh: DeviceMesh) -> Any:
     if _axes_of(placements, Partial):
         raise ValueError("local_map: an input cannot be placed as Partial; pass Shard or Replicate")
     whole = _axes_of(placements, Replicate)
+    if isinstance(value, DTensor):
+        value = from_dtensor(value)
     if core.is_sharded(value):
         value = value.redistribute(mesh, list(placements))  # type: ignore[attr-defined]
     elif len(whole) < mesh.ndim:

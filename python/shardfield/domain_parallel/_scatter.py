@@ -7,11 +7,12 @@ from collections.abc import Sequence
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.placement_types import Placement
 
 from shardfield._core import core
 from shardfield._mesh import core_mesh, normalized, rule_cuts
-from shardfield.domain_parallel._from_local import DTYPES, MAX_DIMS, shape_record
+from shardfield.domain_parallel._from_local import DTYPES, MAX_DIMS, refuse_dtensor, shape_record
 
 
 def shard_tensor(
@@ -32,6 +33,7 @@ def shard_tensor(
     Raises:
         ValueError: placements that do not fit the tensor or the mesh.
     """
+    refuse_dtensor(tensor, "shard_tensor")
     placed = normalized(placements, mesh, tensor.dim(), "shard_tensor")
     cuts = rule_cuts(placed, tensor.shape, mesh.mesh.shape)
     return core.redistribute(tensor, core_mesh(mesh), cuts) if cuts else tensor
@@ -77,6 +79,7 @@ def scatter_tensor(
     if (
         is_source
         and isinstance(tensor, torch.Tensor)
+        and not isinstance(tensor, DTensor)
         and tensor.dtype in DTYPES
         and tensor.dim() <= MAX_DIMS
     ):
@@ -86,7 +89,7 @@ def scatter_tensor(
     record = header.tolist()
     if record[0] < 0:
         raise ValueError(
-            f"scatter_tensor: rank {src} (src) must pass the full tensor; other ranks pass None"
+            f"scatter_tensor: rank {src} (src) must pass the full plain tensor; other ranks pass None"
         )
     found_dtype, shape = DTYPES[record[0]], record[2 : 2 + record[1]]
     if (dtype is not None and dtype != found_dtype) or (
