@@ -167,7 +167,7 @@ SHARDFIELD_OPS(batched) {
         "aten::linalg_lu_factor_ex", "aten::linalg_lu", "aten::linalg_solve_triangular",
         "aten::cholesky_solve", "aten::cholesky_inverse", "aten::cholesky", "aten::geqrf",
         "aten::linalg_matrix_exp", "aten::triangular_solve", "aten::linalg_ldl_factor_ex",
-        "aten::_cdist_forward", "aten::linalg_pinv.atol_rtol_tensor"})
+        "aten::linalg_pinv.atol_rtol_tensor"})
     table.composed_boxed<&batched<2>>(name);
   for (const char* name :
        {"aten::lu_unpack", "aten::_linalg_solve_ex", "aten::linalg_lu_solve", "aten::ormqr",
