@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include <c10/core/InferenceMode.h>
 #include <torch/library.h>
 
 #include "shardfield/comm/backward_scope.h"
@@ -58,7 +59,7 @@ class OpTable {
   template <class F>
   void view(const char* name, F function) {
     own_.insert(name);
-    backend_.impl(name, torch::CppFunction(function));
+    backend_.impl(name, view_kernel<F>(static_cast<typename F::FuncType*>(nullptr)));
     if (!has_formula(name)) return;
     add_view_formula(name, static_cast<typename F::FuncType*>(nullptr));
   }
@@ -87,6 +88,21 @@ class OpTable {
     return torch::CppFunction([name](A... args) -> R {
       const comm::CallScope scope(name);
       return (*F::func_ptr())(std::forward<A>(args)...);
+    });
+  }
+  /// Under inference_mode PyTorch gives the view of an ordinary tensor that tensor's version
+  /// counter, which an inference tensor cannot have: what a view kernel allocates, where elements
+  /// had to move, is made ordinary then.
+  template <class F, class R, class First, class... A>
+  static torch::CppFunction view_kernel(R (*)(First, A...)) {
+    return torch::CppFunction([](First x, A... a) -> R {
+      const auto kernel = F::func_ptr();
+      if (C10_LIKELY(!c10::InferenceMode::is_enabled() || x.is_inference()))
+        return (*kernel)(x, std::forward<A>(a)...);
+      const c10::InferenceMode ordinary(false);
+      const at::NoGradGuard no_grad;
+      const at::AutoDispatchBelowADInplaceOrView below;
+      return (*kernel)(x, std::forward<A>(a)...);
     });
   }
   void add_elementwise_formula(const char* name);

@@ -12,6 +12,7 @@
 #include "shardfield/ops/convolution_lean.h"
 #include "shardfield/ops/cut_rows.h"
 #include "shardfield/ops/moments.h"
+#include "shardfield/ops/whole_dims.h"
 #include "shardfield/spec/finer_layout.h"
 #include "shardfield/tensor/autograd.h"
 
@@ -64,6 +65,9 @@ Tensor convolve(const char* op, const Tensor& x, const Tensor& weight_arg,
   const OptTensor bias = bias_arg.has_value() ? OptTensor(whole(op, *bias_arg)) : bias_arg;
   if (!tensor::is_sharded(x)) return convolve_plain(x, weight, bias, settings);
   const spec::Layout& given = tensor::layout_of(x);
+  // Merged rows lie scattered over the ranks: they move to one block per rank, nobody gets all.
+  if (!given.is_simple(x.sizes().data()))
+    return convolve(op, with_simple_cuts(x), weight, bias, settings);
   const spec::Layout* layout =
       x.dim() == weight.dim() ? convolvable_layout(given, x.sizes(), settings.groups) : &given;
   if (layout != &given)

@@ -4,6 +4,7 @@
 
 #include "shardfield/base/error.h"
 #include "shardfield/dispatch/op_table.h"
+#include "shardfield/spec/listed_rows.h"
 #include "shardfield/tensor/autograd.h"
 
 namespace shardfield::ops {
@@ -45,16 +46,28 @@ Tensor to_copy(const Tensor& x, std::optional<at::ScalarType> dtype,
       x.sizes(), like_strides(x, format));
 }
 
-/// new_*: a size equal to the tensor's own means "one like this", which would be global memory on
-/// every rank if it were plain.
+/// The layout of a new tensor for which x stands as an example. Sizes equal to x's own mean "one
+/// like this", as many rows mean "one per row", and as many rows as x's rows name "one per named
+/// row" (nodes that edges name). Each would be global memory on every rank if it were plain.
+const spec::Layout* layout_of_new(const Tensor& x, at::IntArrayRef sizes) {
+  if (sizes == x.sizes()) return &layout_of(x);
+  if (sizes.empty() || x.dim() == 0 || !layout_of(x).is_simple(x.sizes().data())) return nullptr;
+  std::vector<int> rows(x.dim(), -1);
+  rows[0] = 0;
+  const spec::Layout* by_rows = spec::renumber(layout_of(x), rows);
+  if (!by_rows || sizes[0] == x.size(0)) return by_rows;
+  return spec::listed_rows(by_rows, sizes[0]);
+}
+
 Tensor new_empty(const Tensor& x, c10::SymIntArrayRef size, std::optional<at::ScalarType> dtype,
                  std::optional<at::Layout> layout, std::optional<at::Device> device,
                  std::optional<bool> pin) {
   const auto sizes = C10_AS_INTARRAYREF_SLOW(size);
   const at::Tensor& piece = piece_of(x);
-  if (sizes != x.sizes()) return piece.new_empty(sizes, dtype, layout, device, pin);
-  return tensor::make_sharded(piece.new_empty(piece.sizes(), dtype, layout, device, pin),
-                              &layout_of(x), sizes);
+  const spec::Layout* cut = layout_of_new(x, sizes);
+  if (!cut) return piece.new_empty(sizes, dtype, layout, device, pin);
+  return tensor::make_sharded(
+      piece.new_empty(tensor::piece_sizes(*cut, sizes), dtype, layout, device, pin), cut, sizes);
 }
 
 Tensor new_empty_strided(const Tensor& x, c10::SymIntArrayRef size, c10::SymIntArrayRef stride,

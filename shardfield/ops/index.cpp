@@ -16,6 +16,7 @@
 #include "shardfield/dispatch/op_table.h"
 #include "shardfield/exchange/rows.h"
 #include "shardfield/ops/whole_dims.h"
+#include "shardfield/spec/listed_rows.h"
 #include "shardfield/spec/range.h"
 #include "shardfield/tensor/autograd.h"
 
@@ -75,6 +76,12 @@ RequestedList request_list(const char* op, const at::Tensor& x, int64_t dim,
   list.sizes.insert(list.sizes.end(), index.sizes().begin(), index.sizes().end());
   for (int64_t d = dim + 1; d < x.dim(); ++d) list.sizes.push_back(x.size(d));
   list.layout = spec::intern_layout(layout.mesh(), std::move(cuts));
+  list.cut = static_cast<size_t>(c);
+  if (index.dim() == 1) {
+    std::vector<int> along(x.dim(), -1);
+    along[dim] = 0;
+    spec::remember_listed_rows(&of_index, spec::renumber(layout, along));
+  }
   list.rows =
       std::make_shared<const exchange::RequestedRows>(layout, c, at::where(own < 0, own + n, own));
   return list;

@@ -37,6 +37,7 @@ struct RequestedList {
   std::shared_ptr<const exchange::RequestedRows> rows;  ///< null where this form does not apply
   const spec::Layout* layout = nullptr;                 ///< of x with `dim` replaced by the index's
   std::vector<int64_t> sizes;
+  size_t cut = 0;               ///< of x's layout, on `dim`
   std::vector<int> other_axes;  ///< that cut the index but not x: x is the same along them
 };
 

@@ -7,6 +7,7 @@
 
 #include "shardfield/base/error.h"
 #include "shardfield/dispatch/op_table.h"
+#include "shardfield/exchange/owner_lists.h"
 #include "shardfield/ops/index.h"
 #include "shardfield/ops/whole_dims.h"
 #include "shardfield/tensor/autograd.h"
@@ -128,6 +129,54 @@ Tensor list_of_rows(const Tensor& index, const Tensor& source, int64_t dim) {
   return list;
 }
 
+/// A plain self: every rank adds up its own part of the list, the sums are added over the ranks.
+std::optional<Tensor> add_to_plain(const Tensor& self, int64_t dim, const Tensor& index,
+                                   const Tensor& source, const Scalar& alpha) {
+  if (!index.defined() || index.dim() != 1 || source.dim() != self.dim() || self.dim() == 0 ||
+      !is_sharded(index) || !layout_of(index).is_simple(index.sizes().data()))
+    return std::nullopt;
+  dim = at::maybe_wrap_dim(dim, self.dim());
+  auto sizes = self.sizes().vec();
+  sizes[dim] = index.numel();
+  if (source.sizes() != at::IntArrayRef(sizes)) return std::nullopt;
+  const Layout& list = layout_of(index);
+  const Layout* of_source = spec::renumber(list, std::vector<int>{static_cast<int>(dim)});
+  const Tensor rows = tensor::piece_for(source, *of_source, sizes);
+  const Tensor own = at::zeros(self.sizes(), rows.options())
+                         .index_add(dim, tensor::piece_of(index).to(at::kLong), rows);
+  return at::add(self, tensor::reduce_sum(own, list), alpha);
+}
+
+/// The reduction of rows by their owners: each row of `source` goes to the owner of the row it
+/// belongs to, which meets them in the order of one device.
+std::optional<Tensor> reduce_at_owners(const char* op, const Tensor& self, int64_t dim,
+                                       const Tensor& index, const Tensor& source,
+                                       c10::string_view reduce, bool include_self) {
+  if (!index.defined() || index.dim() != 1 || source.dim() != self.dim() || self.dim() == 0)
+    return std::nullopt;
+  dim = at::maybe_wrap_dim(dim, self.dim());
+  auto sizes = self.sizes().vec();
+  sizes[dim] = index.numel();
+  if (source.sizes() != at::IntArrayRef(sizes)) return std::nullopt;
+  const RequestedList list = request_list(op, self, dim, index, false);
+  if (!list.rows || !list.other_axes.empty()) return std::nullopt;
+  const Layout &of_list = *list.layout, &of_self = layout_of(self);
+  const int c = of_list.cut_on(static_cast<int>(dim));
+  if (of_list.cuts()[c].axes != of_self.cuts()[list.cut].axes) return std::nullopt;
+  const exchange::OwnerList named = exchange::list_at_owners(
+      of_self, list.cut, tensor::piece_of(index).to(at::kLong), of_list.local_offset(c));
+  const auto plan = std::make_shared<const exchange::RequestedRows>(of_list, c, named.entries);
+  const Tensor rows =
+      exchange::fetch_requested(tensor::piece_for(source, of_list, list.sizes), plan);
+  std::vector<int64_t> shape(self.dim(), 1);
+  shape[dim] = -1;
+  const Tensor places = named.rows.view(shape).expand_as(rows);
+  // A copy: the formula keeps it, and the in-place form writes to self next.
+  const Tensor own = tensor::local(self).clone();
+  const Tensor reduced = at::scatter_reduce(own, dim, places, rows, reduce, include_self);
+  return tensor::wrap(reduced, &of_self, self.sizes());
+}
+
 /// self + the rows of `source` added up at their owners, all three in pieces; nothing where
 /// request_list does not apply.
 std::optional<Tensor> add_to_owners(const char* op, const Tensor& self, int64_t dim,
@@ -180,8 +229,11 @@ Tensor scatter_value_reduce(const Tensor& self, int64_t dim, const Tensor& index
                  });
 }
 Tensor scatter_add(const Tensor& self, int64_t dim, const Tensor& index, const Tensor& src) {
-  if (!is_sharded(self))
+  if (!is_sharded(self)) {
+    if (const auto sum = add_to_plain(self, dim, list_of_rows(index, src, dim), src, 1))
+      return *sum;
     return at::scatter_add(self, dim, tensor::gather(index), tensor::gather(src));
+  }
   if (const auto sum =
           add_to_owners("scatter_add", self, dim, list_of_rows(index, src, dim), src, 1))
     return *sum;
@@ -195,6 +247,9 @@ Tensor scatter_reduce(const Tensor& self, int64_t dim, const Tensor& index, cons
   if (!is_sharded(self))
     return at::scatter_reduce(self, dim, tensor::gather(index), tensor::gather(src), reduce,
                               include_self);
+  if (const auto out = reduce_at_owners("scatter_reduce", self, dim, list_of_rows(index, src, dim),
+                                        src, reduce, include_self))
+    return *out;
   return written("scatter_reduce", self, dim, index,
                  [&](const Target& t, const Tensor& x, int64_t d, const Tensor& i) {
                    return at::scatter_reduce(x, d, i, t.source(src), reduce, include_self);
@@ -202,8 +257,10 @@ Tensor scatter_reduce(const Tensor& self, int64_t dim, const Tensor& index, cons
 }
 Tensor index_add(const Tensor& self, int64_t dim, const Tensor& index, const Tensor& source,
                  const Scalar& alpha) {
-  if (!is_sharded(self))
+  if (!is_sharded(self)) {
+    if (const auto sum = add_to_plain(self, dim, index, source, alpha)) return *sum;
     return at::index_add(self, dim, tensor::gather(index), tensor::gather(source), alpha);
+  }
   if (const auto sum = add_to_owners("index_add", self, dim, index, source, alpha)) return *sum;
   return written("index_add", self, dim, index,
                  [&](const Target& t, const Tensor& x, int64_t d, const Tensor& i) {

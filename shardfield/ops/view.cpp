@@ -447,6 +447,9 @@ Tensor& reshape_in_place(Tensor& x, F&& view_op) {
 Tensor& squeeze_dim_(Tensor& x, int64_t dim) {
   return reshape_in_place(x, [&](const Tensor& t) { return squeeze_dim(t, dim); });
 }
+Tensor& squeeze_dims_(Tensor& x, at::IntArrayRef dims) {
+  return reshape_in_place(x, [&](const Tensor& t) { return squeeze_dims(t, dims); });
+}
 Tensor& squeeze_in_place_kernel(Tensor& x) {
   return reshape_in_place(x, squeeze_kernel);
 }
@@ -576,6 +579,7 @@ SHARDFIELD_OPS(view) {
   table.backend("aten::select_backward", TORCH_FN(select_backward_kernel));
   table.view("aten::squeeze_", TORCH_FN(squeeze_in_place_kernel));
   table.view("aten::squeeze_.dim", TORCH_FN(squeeze_dim_));
+  table.view("aten::squeeze_.dims", TORCH_FN(squeeze_dims_));
   table.view("aten::unsqueeze_", TORCH_FN(unsqueeze_in_place_kernel));
   table.view("aten::transpose_", TORCH_FN(transpose_in_place_kernel));
   table.view("aten::t_", TORCH_FN(t_in_place_kernel));

@@ -207,3 +207,33 @@ def test_views_even_uneven_and_empty(run_mesh, name):
     run_mesh((2,), view_op, name=name, sizes=None)
     run_mesh((3,), view_op, name=name, sizes=[5, 0, 5])
     run_mesh((4,), view_op, name=name, sizes=None)
+
+
+INFERENCE_VIEWS = {
+    "select": lambda t: t.select(2, 1),
+    "select of the last row": lambda t: t.select(2, 7),
+    "squeeze": lambda t: t[:, :, 7:8].squeeze(2),
+    "expand": lambda t: t[:, :, 0:1].expand(2, 3, 4, 6),
+    "slice of merged dims": lambda t: t.transpose(2, 3).flatten(2)[:, :, 3:20],
+    "view that moves borders": lambda t: t.flatten(1).view(2, 9, 16),
+    "diagonal": lambda t: t.diagonal(0, 2, 3),
+    "unfold": lambda t: t.unfold(2, 3, 1),
+    "unbind": lambda t: t.unbind(2)[5],
+    "chunk": lambda t: t.chunk(3, 2)[1],
+    "conjugate": lambda t: torch.complex(t, t).conj().imag,
+}
+
+
+def inference_views(mesh) -> None:
+    """Of tensors made outside of inference_mode, which their views then share a version with."""
+    x = numbers(2, 3, 8, 6)
+    before = sharded(x, mesh, 2)
+    with torch.inference_mode():
+        inside = sharded(x.clone(), mesh, 2)
+        for name, view in INFERENCE_VIEWS.items():
+            for s in (before, inside):
+                assert_equal(full(view(s)), view(x), name)
+
+
+def test_views_in_inference_mode(run_mesh, mesh_shape):
+    run_mesh(mesh_shape, inference_views)

@@ -299,3 +299,27 @@ def big_gap(mesh: Any) -> None:
 
 def test_stride_beyond_the_kernel(run_mesh):
     run_mesh((4,), big_gap)
+
+
+def merged_positions(mesh) -> None:
+    """A layer over flattened positions, one dim of which is cut: rows move, nobody gets all."""
+    from oracle import Cut, check_same_as_serial
+    from torch.distributed.tensor import Shard
+
+    for dim in (2, 3):
+        for kernel in (1, 3):
+            layer = torch.nn.Conv1d(3, 4, kernel, dtype=torch.float64)
+            with torch.no_grad():
+                layer.weight.copy_(numbers(4, 3, kernel, seed=1))
+                layer.bias.copy_(numbers(4, seed=2))
+            check_same_as_serial(
+                torch.nn.Sequential(torch.nn.Flatten(2), layer),
+                [Cut(numbers(2, 3, 5, 8), [Shard(dim)])],
+                mesh,
+                output_sharded=True,
+            )
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_positions_of_a_merged_dim(run_mesh, size):
+    run_mesh((size,), merged_positions)
