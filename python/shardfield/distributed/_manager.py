@@ -72,6 +72,17 @@ def _is_loopback(address: str) -> bool:
     return address == "localhost" or address.startswith("127.") or address == "::1"
 
 
+def _agent_store(
+    addr: str, port: int, world_size: int, timeout: datetime.timedelta | None
+) -> dist.Store:
+    """The store of torchrun's agent. It outlives a restart, and with it the dead ranks' addresses: every attempt
+    has its own keys.
+    """
+    limit = timeout or datetime.timedelta(seconds=300)
+    store = dist.TCPStore(addr, port, world_size, False, limit)
+    return dist.PrefixStore(f"attempt_{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+
+
 def _loopback_store(
     rank: int, world_size: int, port: int, timeout: datetime.timedelta | None
 ) -> dist.Store:
@@ -263,7 +274,10 @@ class DistributedManager:
         if world_size == 1 and method in ("SINGLE", "EXPLICIT"):
             # No launcher, no port: groups, meshes and collectives work all the same.
             options.update(store=dist.HashStore(), rank=0, world_size=1)
-        elif _is_loopback(addr) and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        elif method == "ENV" and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+            store = _agent_store(addr, int(port), world_size, timeout)
+            options.update(store=store, rank=rank, world_size=world_size)
+        elif _is_loopback(addr):
             store = _loopback_store(rank, world_size, int(port), timeout)
             options.update(store=store, rank=rank, world_size=world_size)
         elif method == "ENV":
