@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.fsdp import FSDPModule
 
+from shardfield._autograd_graph import nodes_of
 from shardfield._core import core
 from shardfield._mesh import _device_meshes, device_mesh_of
 
@@ -121,17 +122,9 @@ def is_result_of_sharded(value: torch.Tensor) -> bool:
     """Whether a plain tensor was computed from sharded ones without to_local(): then it is equal on
     all ranks of the domain. Local; reads the graph that autograd recorded.
     """
-    seen: set[Any] = set()
-    todo = [value.grad_fn]
-    while todo:
-        node = todo.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
+    for node in nodes_of(value, lambda n: "shardfield::" not in n.name()):
         name = node.name()
-        if "shardfield::" not in name:
-            todo.extend(edge for edge, _ in node.next_functions)
-        elif "LocalFn" not in name and "shardfield::comm::" not in name:
+        if "shardfield::" in name and "LocalFn" not in name and "shardfield::comm::" not in name:
             return True
     return False
 

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 
+from shardfield._autograd_graph import nodes_of
 from shardfield._core import core
 from shardfield.domain_parallel import _boundary  # noqa: F401  its patches go first
 from shardfield.domain_parallel._dtensor import from_dtensor
@@ -22,17 +23,10 @@ def _meets_sharded(value: torch.Tensor) -> bool:
     """Whether a sharded tensor is in the graph of `value`. Local."""
     if core.is_sharded(value):
         return True
-    seen: set[Any] = set()
-    todo = [value.grad_fn]
-    while todo:
-        node = todo.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
+    for node in nodes_of(value):
         leaf = getattr(node, "variable", None)
         if "shardfield::" in node.name() or (leaf is not None and core.is_sharded(leaf)):
             return True
-        todo.extend(edge for edge, _ in node.next_functions)
     return False
 
 
