@@ -739,3 +739,14 @@ def empty_pieces(mesh) -> None:
 
 def test_one_rank_holds_everything(run_mesh, ranks):
     run_mesh((ranks,), empty_pieces)
+
+
+def test_torch_overrides_can_list_every_function():
+    """torch.fx tracers ask for it; names of sharded tensors stay free on plain ones."""
+    import torch.overrides
+
+    assert torch.add in torch.overrides.get_overridable_functions()[torch]
+    x = torch.zeros(2)
+    x.placements = "mine"
+    assert x.placements == "mine"
+    assert not hasattr(torch.zeros(2), "placements")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -55,16 +56,21 @@ def nilearn_folder() -> Path:
 
 def licence_note() -> str:
     """Quote what the wheel says of the data's origin and licence, to be kept beside results."""
+    return wheel_note(
+        "Brain volume: MNI ICBM152 2009a template", _FILES.values(), "icbm152_2009.rst"
+    )
+
+
+def wheel_note(subject: str, files: Iterable[str], description: str) -> str:
+    """Quote nilearn's description of a data set and its own licence below a heading."""
     folder = nilearn_folder()
     dist = importlib.metadata.distribution("nilearn")
     parts = [
-        f"Brain volume: MNI ICBM152 2009a template, from the wheel of nilearn {dist.version}",
-        "Files: " + ", ".join(_FILES.values()),
+        f"{subject}, from the wheel of nilearn {dist.version}",
+        "Files: " + ", ".join(files),
         "",
         "== What the wheel says of the data set ==",
-        (folder / "datasets" / "description" / "icbm152_2009.rst")
-        .read_text(encoding="utf-8")
-        .strip(),
+        (folder / "datasets" / "description" / description).read_text(encoding="utf-8").strip(),
     ]
     for file in dist.files or []:
         if file.name.upper().startswith("LICEN"):

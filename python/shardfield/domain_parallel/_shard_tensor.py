@@ -209,6 +209,12 @@ class _OnSharded:
     def __init__(self, name: str, get: Callable[[torch.Tensor], Any]) -> None:
         self._name = name
         self._get = get
+        # torch.overrides (torch.fx calls it) reads __set__ of every attribute of Tensor. On the
+        # instance it makes no data descriptor: a plain tensor may still carry such a name.
+        self.__set__ = self._refuse
+
+    def _refuse(self, x: torch.Tensor, value: Any) -> None:
+        raise AttributeError(f"'{self._name}' of a sharded tensor cannot be set")
 
     def __get__(self, x: torch.Tensor | None, owner: type | None = None) -> Any:
         if x is None:

@@ -251,6 +251,25 @@ class LocalGraph:
         """Features of all edges (num_edges, ...), likewise."""
         return self._shard(full, [e.edges for e in self._edges[self._type(edge_type)]])
 
+    def edge_index(self, edge_type: EdgeType | None = None) -> Tensor:
+        """Source and target of each edge as rows of the sharded node tensors, sharded (2, num_edges)
+        int64 in the order of `shard_edges`: for layers of other libraries, which gather and scatter
+        by it. Local.
+        """
+        name = self._type(edge_type)
+        ends = []
+        for kind, local in zip(
+            (name[0], name[2]), self._edges[name][self.part].edge_index, strict=True
+        ):
+            parts = self._nodes[kind]
+            own = np.concatenate([n.nodes[: n.exchange.num_owned] for n in parts])
+            row_of = np.empty_like(own)
+            row_of[own] = np.arange(len(own))
+            ends.append(row_of[parts[self.part].nodes[local]])
+        piece = torch.from_numpy(np.stack(ends)).to(self._device)
+        sizes = [len(e.edges) for e in self._edges[name]]
+        return core.wrap(piece, self._mesh, [(1, [0], sizes)], [2, sum(sizes)], False)
+
     def gather_nodes(self, x: Tensor, kind: str | None = None) -> Tensor:
         """All rows of a sharded node tensor as a plain tensor in the graph's order. Collective."""
         own = [n.nodes[: n.exchange.num_owned] for n in self._nodes[self._kind(kind)]]
