@@ -11,12 +11,15 @@
 #include "shardfield/comm/traffic.h"
 #include "shardfield/dispatch/boxed.h"
 #include "shardfield/dispatch/op_table.h"
+#include "shardfield/dispatch/reproducible.h"
 #include "shardfield/tensor/autograd.h"
 #include "shardfield/tensor/scatter.h"
 
 namespace shardfield {
 
 using comm::run_in_process;
+using dispatch::is_reproducible;
+using dispatch::set_reproducible;
 using spec::Mesh;
 using tensor::full_tensor;
 using tensor::is_sharded;

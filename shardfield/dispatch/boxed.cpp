@@ -8,8 +8,10 @@
 #include "shardfield/base/error.h"
 #include "shardfield/comm/backward_scope.h"
 #include "shardfield/comm/traffic.h"
+#include "shardfield/dispatch/elementwise_blocks.h"
 #include "shardfield/dispatch/formula.h"
 #include "shardfield/dispatch/leaf_gradient.h"
+#include "shardfield/dispatch/reproducible.h"
 #include "shardfield/spec/range.h"
 #include "shardfield/tensor/autograd.h"
 #include "shardfield/tensor/whole_gradient.h"
@@ -239,7 +241,11 @@ void elementwise_kernel(const c10::OperatorHandle& op, Stack* stack) {
   if (!ref.layout) return gather_and_call(op, stack);
   {
     const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
-    op.callBoxed(stack);
+    if (is_reproducible()) {
+      call_in_blocks(op, stack);
+    } else {
+      op.callBoxed(stack);
+    }
   }
   const auto strides = result_strides(ref.tensor, sizes);
   size_t next_written = 0;

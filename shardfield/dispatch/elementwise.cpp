@@ -9,6 +9,7 @@
 #include "shardfield/comm/traffic.h"
 #include "shardfield/dispatch/boxed.h"
 #include "shardfield/dispatch/formula.h"
+#include "shardfield/dispatch/reproducible.h"
 #include "shardfield/tensor/shard_tensor_impl.h"
 
 namespace shardfield::dispatch {
@@ -102,7 +103,7 @@ struct Backend<R(A...)> final : c10::OperatorKernel {
   R operator()(A... a) {
     Common common;
     (common(a), ...);
-    if (C10_UNLIKELY(!common.fits || !common.ref || comm::is_recording())) {
+    if (C10_UNLIKELY(!common.fits || !common.ref || comm::is_recording() || is_reproducible())) {
       return call_boxed<R>(&elementwise_kernel, op, a...);
     }
     const DispatchKeySet keys = common.piece_keys & c10::after_ADInplaceOrView_keyset;

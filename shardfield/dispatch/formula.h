@@ -1,5 +1,8 @@
 #pragma once
 
+#include <algorithm>
+
+#include <ATen/core/IListRef.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/AutogradState.h>
@@ -44,6 +47,16 @@ inline bool has_tangent(const at::Tensor& t) {
 }
 inline bool has_tangent(const std::optional<at::Tensor>& t) {
   return t.has_value() && has_tangent(*t);
+}
+inline bool has_tangent(at::TensorList list) {
+  return std::any_of(list.begin(), list.end(), [](const at::Tensor& t) { return has_tangent(t); });
+}
+inline bool has_tangent(const at::ITensorListRef& list) {
+  return std::any_of(list.begin(), list.end(), [](const at::Tensor& t) { return has_tangent(t); });
+}
+inline bool has_tangent(const c10::List<std::optional<at::Tensor>>& list) {
+  return std::any_of(list.begin(), list.end(),
+                     [](const std::optional<at::Tensor>& t) { return has_tangent(t); });
 }
 template <class T>
 bool has_tangent(const T&) {

@@ -4,6 +4,7 @@
 
 #include <ATen/core/dispatch/Dispatcher.h>
 
+#include "shardfield/base/error.h"
 #include "shardfield/dispatch/boxed.h"
 #include "shardfield/dispatch/elementwise.h"
 #include "shardfield/dispatch/out_forms.h"
@@ -21,6 +22,8 @@ std::vector<Registration>& registrations() {
   static auto* list = new std::vector<Registration>();
   return *list;
 }
+
+bool registrations_are_read = false;
 
 torch::Library make_library(const char* ns, DispatchKey key) {
   return {torch::Library::IMPL, ns, key, __FILE__, __LINE__};
@@ -98,6 +101,9 @@ bool is_elementwise(const c10::OperatorHandle& op) {
 }  // namespace
 
 OpRegistration::OpRegistration(Registration registration) {
+  SHARDFIELD_CHECK(!registrations_are_read, "SHARDFIELD_OPS",
+                   "expected inside the library, got a block of another one, whose ops would stay "
+                   "unknown; use SHARDFIELD_EXTENSION (dispatch/extension.h) there");
   registrations().push_back(registration);
 }
 
@@ -112,9 +118,24 @@ OpTable::OpTable()
 
 bool OpTable::has_formula(const char* name) const {
   if (is_bookkeeping(name) || own_autograd_.contains(name)) return false;
+  return find_op(name).hasKernelForDispatchKey(DispatchKey::Autograd);
+}
+
+c10::OperatorHandle OpTable::find_op(const char* name) {
   const auto op = c10::Dispatcher::singleton().findSchema(torch::jit::parseName(name));
   TORCH_CHECK(op, "shardfield: this libtorch has no op ", name);
-  return op->hasKernelForDispatchKey(DispatchKey::Autograd);
+  return *op;
+}
+
+bool OpTable::has_derivatives(const c10::OperatorHandle& op) {
+  return op.hasKernelForDispatchKey(DispatchKey::Autograd) ||
+         op.hasKernelForDispatchKey(DispatchKey::CompositeImplicitAutograd);
+}
+
+void OpTable::check_forward_mode(const char* name, bool knows_tangents) {
+  SHARDFIELD_CHECK(knows_tangents, name,
+                   "forward-mode derivatives (make_dual) are not available for this op on sharded "
+                   "tensors; use torch.func.jvp or reverse mode (torch.autograd.grad)");
 }
 
 void OpTable::add_elementwise_formula(const char* name) {
@@ -202,6 +223,7 @@ const bool installed = [] {
   auto* table = new OpTable();
   for (Registration registration : registrations()) registration(*table);
   table->fill_defaults();
+  registrations_are_read = true;
   return true;
 }();
 

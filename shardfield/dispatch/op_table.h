@@ -3,6 +3,7 @@
 #include <memory>
 #include <set>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include <c10/core/InferenceMode.h>
@@ -11,6 +12,7 @@
 #include "shardfield/comm/backward_scope.h"
 #include "shardfield/dispatch/boxed.h"
 #include "shardfield/dispatch/formula.h"
+#include "shardfield/dispatch/reproducible.h"
 
 namespace shardfield::dispatch {
 
@@ -24,7 +26,7 @@ class OpTable {
   template <class F>
   void composed(const char* name, F function) {
     own_.insert(name);
-    autograd_.impl(name, scoped(name, function));
+    autograd_.impl(name, above<F>(name, static_cast<typename F::FuncType*>(nullptr)));
     backend_.impl(name, scoped(name, function));
   }
 
@@ -74,6 +76,18 @@ class OpTable {
   /// Leaves the op to PyTorch's own decomposition into ops we know.
   void decomposed(const char* name) { own_.insert(name); }
 
+  /// How an op that is registered with `composed` or `backend` works in reproducible mode: by a
+  /// function of differentiable parts, or by PyTorch's own decomposition. F has the signature of
+  /// the op.
+  template <class F>
+  void reproducible_composed(const char* name, F) {
+    (void)typed_op(name, static_cast<typename F::FuncType*>(nullptr));
+    detail::reproducible_form(name).composed = reinterpret_cast<void (*)()>(F::func_ptr());
+  }
+  void reproducible_decomposed(const char* name) {
+    detail::reproducible_form(name).decomposed = true;
+  }
+
   /// Gives every op that no file claimed its default: elementwise by tag, else the gathering
   /// fallback.
   void fill_defaults();
@@ -85,10 +99,52 @@ class OpTable {
   }
   template <class F, class R, class... A>
   static torch::CppFunction scoped_impl(const char* name, R (*)(A...)) {
-    return torch::CppFunction([name](A... args) -> R {
+    if constexpr (takes_keys<A...>) {
+      return torch::CppFunction([name](A... args) -> R {
+        const comm::CallScope scope(name);
+        return (*F::func_ptr())(std::forward<A>(args)...);
+      });
+    } else {
+      const auto op = typed_op(name, static_cast<R (*)(A...)>(nullptr));
+      const ReproducibleForm* form = &detail::reproducible_form(name);
+      return torch::CppFunction([name, op, form](A... args) -> R {
+        const comm::CallScope scope(name);
+        if (in_reproducible_form(form))
+          return call_reproducible(op, *form, std::forward<A>(args)...);
+        return (*F::func_ptr())(std::forward<A>(args)...);
+      });
+    }
+  }
+  /// A composed function at AutogradPrivateUse3. Forward-mode tangents, which its parts would drop,
+  /// go through PyTorch's formula or decomposition, which know them.
+  template <class F, class R, class... A>
+  static torch::CppFunction above(const char* name, R (*)(A...)) {
+    const auto op = typed_op(name, static_cast<R (*)(A...)>(nullptr));
+    const ReproducibleForm* form = &detail::reproducible_form(name);
+    const bool knows_tangents = has_derivatives(op);
+    return torch::CppFunction([=](c10::DispatchKeySet keys, A... args) -> R {
+      if (C10_UNLIKELY((has_tangent(args) || ...))) {
+        check_forward_mode(name, knows_tangents);
+        return op.redispatch(formula_keys(keys), std::forward<A>(args)...);
+      }
       const comm::CallScope scope(name);
+      if (in_reproducible_form(form)) return call_reproducible(op, *form, std::forward<A>(args)...);
       return (*F::func_ptr())(std::forward<A>(args)...);
     });
+  }
+  template <class R, class... A>
+  static R call_reproducible(const c10::TypedOperatorHandle<R(A...)>& op,
+                             const ReproducibleForm& form, std::type_identity_t<A>... args) {
+    if (form.composed)
+      return (*reinterpret_cast<R (*)(A...)>(form.composed))(std::forward<A>(args)...);
+    return op.redispatch(formula_keys(c10::DispatchKeySet(c10::DispatchKey::PrivateUse3)),
+                         std::forward<A>(args)...);
+  }
+  template <class... A>
+  static constexpr bool takes_keys = (std::is_same_v<A, c10::DispatchKeySet> || ...);
+  template <class R, class... A>
+  static c10::TypedOperatorHandle<R(A...)> typed_op(const char* name, R (*)(A...)) {
+    return find_op(name).typed<R(A...)>();
   }
   /// Under inference_mode PyTorch gives the view of an ordinary tensor that tensor's version
   /// counter, which an inference tensor cannot have: what a view kernel allocates, where elements
@@ -106,16 +162,26 @@ class OpTable {
     });
   }
   void add_elementwise_formula(const char* name);
+  /// @throws c10::Error when this libtorch has no such op.
+  static c10::OperatorHandle find_op(const char* name);
+  /// True when PyTorch has a derivative formula or a decomposition for the op.
+  static bool has_derivatives(const c10::OperatorHandle& op);
+  /// @throws c10::Error when forward-mode tangents would be dropped.
+  static void check_forward_mode(const char* name, bool knows_tangents);
   /// True when PyTorch has an autograd kernel for it and no file put one above it.
   bool has_formula(const char* name) const;
   /// Straight to the kernel where nothing is recorded (PyTorch's backward passes), else through
   /// PyTorch's formula.
   template <class F, class R, class... A>
   void add_backend_formula(const char* name, R (*)(A...)) {
-    const auto op =
-        c10::Dispatcher::singleton().findSchema(torch::jit::parseName(name))->typed<R(A...)>();
+    const auto op = typed_op(name, static_cast<R (*)(A...)>(nullptr));
+    const ReproducibleForm* form = &detail::reproducible_form(name);
     const auto boxed = c10::BoxedKernel::makeFromFunction<&formula>();
     autograd_.impl(name, torch::CppFunction([=](c10::DispatchKeySet keys, A... a) -> R {
+                     if (in_reproducible_form(form)) {
+                       const comm::CallScope scope(name);
+                       return call_reproducible(op, *form, std::forward<A>(a)...);
+                     }
                      if (at::GradMode::is_enabled() || (has_tangent(a) || ...) ||
                          (std::is_same_v<A, at::Tensor&> || ...)) {
                        return c10::impl::BoxedKernelWrapper<R(A...)>::call(boxed, op, keys,
@@ -128,8 +194,7 @@ class OpTable {
   }
   template <class R, class... A>
   void add_view_formula(const char* name, R (*)(A...)) {
-    const auto op =
-        c10::Dispatcher::singleton().findSchema(torch::jit::parseName(name))->typed<R(A...)>();
+    const auto op = typed_op(name, static_cast<R (*)(A...)>(nullptr));
     autograd_.impl(name, torch::CppFunction([op](c10::DispatchKeySet keys, A... a) -> R {
                      return call_view_formula(op, keys, std::forward<A>(a)...);
                    }));

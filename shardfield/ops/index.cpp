@@ -265,6 +265,32 @@ Tensor index_whole_dims(const Tensor& x, const IndexList& indices) {
                       spec::renumber(layout_of(x), shape.new_dim), shape.sizes);
 }
 
+/// x[arange(n), label, ...]: vectors of one length, the cut dim's being all its rows in order.
+/// Every rank reads its own rows.
+std::optional<Tensor> index_own_rows(const Tensor& x, const IndexList& indices) {
+  if (!is_sharded(x) || layout_of(x).cuts().size() != 1) return std::nullopt;
+  const int dim = layout_of(x).cuts()[0].dim;
+  if (dim >= static_cast<int>(indices.size()) || !indices[dim].defined()) return std::nullopt;
+  const int64_t rows = x.size(dim);
+  for (const Tensor& t : indices)
+    if (t.defined() && (is_mask(t) || t.dim() != 1 || t.size(0) != rows)) return std::nullopt;
+  if (is_sharded(indices[dim]) ||
+      !at::equal(indices[dim], at::arange(rows, indices[dim].options())))
+    return std::nullopt;
+  const IndexShape shape(x.sizes(), indices);
+  std::vector<int> as_vector(x.dim(), -1), as_result(x.dim(), -1);
+  as_vector[dim] = 0;
+  as_result[dim] = static_cast<int>(shape.start);
+  const Layout* cut = spec::renumber(layout_of(x), as_vector);
+  const Tensor piece = tensor::local(x);
+  IndexList own = indices;
+  for (Tensor& t : own)
+    if (t.defined()) t = tensor::piece_for(t, *cut, rows);
+  own[dim] = at::arange(piece.size(dim), own[dim].options());
+  return tensor::wrap(at::index(piece, as_list(own)), spec::renumber(layout_of(x), as_result),
+                      shape.sizes);
+}
+
 Tensor index_sharded(const Tensor& self, const c10::List<std::optional<Tensor>>& list) {
   IndexList indices;
   int64_t first = -1, defined = 0;
@@ -281,6 +307,7 @@ Tensor index_sharded(const Tensor& self, const c10::List<std::optional<Tensor>>&
   Tensor x = with_simple_cuts(self);
   if (defined == 1 && !is_mask(only))
     if (const auto rows = fetch_requested_rows("index", x, first, only, true)) return *rows;
+  if (const auto rows = index_own_rows(x, indices)) return *rows;
   indices = plain_indices(x, indices);
   if (!is_sharded(x)) return at::index(x, as_list(indices));
   if (defined == 1 && only.dim() == 1 && layout_of(x).is_cut(static_cast<int>(first)))

@@ -263,7 +263,9 @@ c10::DispatchKeySet linear_formula_keys(c10::DispatchKeySet keys) {
 
 Tensor linear_above(c10::DispatchKeySet keys, const Tensor& x, const Tensor& weight,
                     const OptTensor& bias) {
-  if (!is_local(x, weight, bias)) return linear_general(x, weight, bias);
+  if (!is_local(x, weight, bias) || dispatch::is_reproducible() || dispatch::has_tangent(x) ||
+      dispatch::has_tangent(weight) || dispatch::has_tangent(bias))
+    return linear_general(x, weight, bias);
   const auto keep = dispatch::prepare_leaf(x);
   return at::_ops::linear::redispatch(linear_formula_keys(keys), x, weight, bias);
 }
@@ -351,6 +353,7 @@ Tensor cross_sharded(const Tensor& a, const Tensor& b, int64_t dim) {
 SHARDFIELD_OPS(linear) {
   table.above_autograd("aten::linear", TORCH_FN(linear_above));
   table.backend("aten::linear", TORCH_FN(linear_kernel));
+  table.reproducible_composed("aten::linear", TORCH_FN(linear_general));
   table.backend("aten::linear_backward", TORCH_FN(linear_backward_kernel));
   table.composed("aten::matmul", TORCH_FN(matmul_sharded));
   table.composed("aten::mm", TORCH_FN(mm_sharded));

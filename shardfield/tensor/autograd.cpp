@@ -139,11 +139,14 @@ struct MoveFn : Function<MoveFn> {
 /// A forward-mode tangent would be dropped without a word by the nodes above.
 void refuse_tangent(const Tensor& t, const char* op) {
   const auto* meta = torch::autograd::impl::get_autograd_meta(t);
-  if (C10_LIKELY(!meta)) return;
+  // Below autograd the formula above has dealt with it.
+  if (C10_LIKELY(!meta) ||
+      c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::AutogradFunctionality))
+    return;
   SHARDFIELD_CHECK(
       !meta->fw_grad(0, t).defined(), comm::current_op() ? comm::current_op() : op,
       "forward-mode derivatives (jvp, make_dual) are not available for this op on sharded tensors; "
-      "use reverse mode (torch.autograd.grad, torch.func.vjp)");
+      "use torch.func.jvp or reverse mode (torch.autograd.grad, torch.func.vjp)");
 }
 
 }  // namespace
@@ -214,6 +217,7 @@ Tensor redistribute(const Tensor& x, const Layout* layout) {
       &from->mesh() == &layout->mesh(), comm::current_op() ? comm::current_op() : "redistribute",
       "tensors of two meshes in one call: ", describe(x), " and ", layout->to_string(), " on rank ",
       from->mesh().rank, "; bring them to one mesh with full_tensor() and shard_tensor()");
+  refuse_tangent(x, "redistribute");
   if (records_grad(x)) return MoveFn::apply(x, as_int(layout));
   return make_sharded(redistribute_piece(piece_of(x), from, layout, x.sizes()), layout, x.sizes());
 }

@@ -13,4 +13,9 @@ namespace shardfield::tensor {
 at::Tensor with_whole_gradient(const at::Tensor& plain);
 std::optional<at::Tensor> with_whole_gradient(const std::optional<at::Tensor>& plain);
 
+/// The tensor itself, plain or sharded; its gradient comes back of the same kind and layout,
+/// gathered or cut where a formula made another one. Local; backward is collective where it has to
+/// move anything. Any order of derivative.
+at::Tensor with_own_gradient(const at::Tensor& t);
+
 }  // namespace shardfield::tensor

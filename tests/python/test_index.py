@@ -193,6 +193,34 @@ def test_lookups(run_mesh, mesh_shape):
     run_mesh(mesh_shape, lookups)
 
 
+def labels_of_rows(mesh) -> None:
+    """x[arange(n), label]: every rank reads its own rows, whatever the labels' kind."""
+    n, x = 11, numbers(11, 4, 3)
+    label = torch.arange(n) % 3 - 1
+    rows = torch.arange(n)
+    for read in (
+        lambda t, i: t[rows, i],
+        lambda t, i: t[rows, :, i],
+        lambda t, i: t.transpose(0, 1)[:, rows, i],
+    ):
+        for sharded_label in (False, True):
+            ours = sharded(label, mesh, 0) if sharded_label else label
+            check_same_as_serial(
+                lambda t, r=read, o=ours: r(t, o if is_sharded(t) else label),
+                [x],
+                mesh,
+                [Shard(0)],
+                output_sharded=True,
+            )
+    backwards = sharded(x, mesh, 0)[rows.flip(0), label]
+    assert_equal(backwards, x[rows.flip(0), label], "rows in another order")
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+def test_labels_of_rows(run_mesh, size):
+    run_mesh((size,), labels_of_rows)
+
+
 def dynamic_slices(mesh) -> None:
     x = sharded(torch.arange(8.0), mesh, 0)
     assert full(x[5:7]).tolist() == [5, 6]

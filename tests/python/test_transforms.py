@@ -8,6 +8,7 @@ import torch.autograd.forward_ad as forward_ad
 import torch.nn.functional as F
 from oracle import assert_equal, full, is_sharded, numbers, sharded
 from torch import func, nn
+from torch.distributed.tensor import Shard
 
 X0, W0 = numbers(6, 4), numbers(4, 3, seed=1)
 SIZES = {1: [6], 2: [4, 2], 3: [1, 0, 5], 4: [2, 0, 3, 1]}
@@ -62,6 +63,36 @@ def tangents(mesh) -> None:
         want = func.jvp(f, (X0,), (t0,))
         for t in (sharded(t0, mesh, 0, SIZES[mesh.size(-1)]), t0):
             compare(func.jvp(f, (field(mesh),), (t,)), want, f"jvp of {name}")
+
+
+WEIGHTED = {
+    "linear": lambda d, w: F.linear(d, w[:, :1].t(), w[0, :1]),
+    "matmul": lambda d, w: d @ w,
+    "layer_norm": lambda d, w: F.layer_norm(d, (4,), w[:, 0], w[:, 1]),
+    "convolution": lambda d, w: F.conv1d(channels(d), w.t()[:, :, None], w[0]),
+    "scale": lambda d, w: d * w[:, 0],
+    "embedding": lambda d, w: F.embedding(torch.tensor([0, 3, 1]), w) * d[:3, :3],
+}
+
+
+def dual_numbers(mesh) -> None:
+    """torch.autograd.forward_ad: a tangent on the sharded input, and on a plain weight."""
+    t0, tw = numbers(6, 4, seed=3), numbers(4, 3, seed=4)
+
+    def tangent_of(f, *pairs):
+        with forward_ad.dual_level():
+            duals = [forward_ad.make_dual(v, t) if t is not None else v for v, t in pairs]
+            return forward_ad.unpack_dual(f(*duals)).tangent
+
+    ours, tangent = field(mesh), sharded(t0, mesh, 0, SIZES[mesh.size(-1)])
+    for name, f in FAMILIES.items():
+        if name != "cross_entropy":  # refused, below
+            compare(tangent_of(f, (ours, tangent)), tangent_of(f, (X0, t0)), f"tangent of {name}")
+    for name, f in WEIGHTED.items():
+        want = tangent_of(f, (X0, None), (W0, tw))
+        compare(tangent_of(f, (ours, None), (W0, tw)), want, f"weight tangent of {name}")
+        want = tangent_of(f, (X0, t0), (W0, tw))
+        compare(tangent_of(f, (ours, tangent), (W0, tw)), want, f"both tangents of {name}")
 
 
 def cotangents(mesh) -> None:
@@ -179,7 +210,7 @@ def functional(mesh) -> None:
 
 
 @pytest.mark.parametrize(
-    "case", [tangents, cotangents, mapped, physics, whole_matrices, functional]
+    "case", [tangents, dual_numbers, cotangents, mapped, physics, whole_matrices, functional]
 )
 def test_transforms(run_mesh, case):
     for shape in ((1,), (2,), (3,), (2, 2)):
@@ -203,13 +234,19 @@ def refusals(mesh) -> None:
     ):
         with pytest.raises(RuntimeError, match=r"batched gradients .* use vectorize=False"):
             call()
-    with (
-        forward_ad.dual_level(),
-        pytest.raises(RuntimeError, match=r"forward-mode derivatives .* are not available"),
+    for call in (
+        lambda dual: F.cross_entropy(dual, torch.tensor([0, 1, 2, 3, 0, 1])),
+        lambda dual: torch.linalg.svdvals(dual[None].expand(2, -1, -1)),
+        lambda dual: dual.redistribute(placements=[Shard(1)]),
+        lambda dual: dual.full_tensor(),
     ):
-        torch.cat([forward_ad.make_dual(x.detach(), x.detach())] * 2).sum()
-    with pytest.raises(RuntimeError, match=r"forward-mode derivatives .* are not available"):
-        af.jacobian(f, x.detach(), vectorize=True, strategy="forward-mode")
+        with (
+            forward_ad.dual_level(),
+            pytest.raises(RuntimeError, match=r"forward-mode derivatives .* are not available"),
+        ):
+            call(forward_ad.make_dual(x.detach(), x.detach()))
+    forward = af.jacobian(f, x.detach(), vectorize=True, strategy="forward-mode")
+    compare(forward, af.jacobian(f, X0), "jacobian of tangents")
     plain = X0.clone().requires_grad_()
     compare(af.jacobian(f, plain, vectorize=True), af.jacobian(f, plain), "plain as before")
 

@@ -1,0 +1,276 @@
+"""Reproducible mode: the same bits for every number of ranks, and the serial values."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import math
+import random
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.nn.functional as F
+from oracle import Cut, assert_equal, check_same_as_serial, full, numbers, scatter, sharded
+from torch import Tensor, nn
+from torch.distributed.tensor import Shard
+
+import shardfield
+
+MESHES = [(1,), (2,), (3,), (4,), (2, 2)]
+
+
+@contextlib.contextmanager
+def reproducible() -> Iterator[None]:
+    shardfield.set_reproducible(True)
+    try:
+        yield
+    finally:
+        shardfield.set_reproducible(False)
+
+
+def bits(*tensors: Tensor) -> str:
+    """A digest of every bit."""
+    digest = hashlib.sha256()
+    for t in tensors:
+        digest.update(full(t.detach()).numpy().tobytes())
+    return digest.hexdigest()
+
+
+class Windows(nn.Module):
+    """Convolutions of all kinds, norms, windows and every kind of activation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Conv2d(2, 6, 3, padding=1),
+            nn.BatchNorm2d(6),
+            nn.GELU(),
+            nn.MaxPool2d(3, 2, 1),
+            nn.Conv2d(6, 8, 3, stride=2, padding=1, groups=2, padding_mode="reflect"),
+            nn.GroupNorm(2, 8),
+            nn.SiLU(),
+            nn.ConvTranspose2d(8, 4, 2, stride=2),
+            nn.InstanceNorm2d(4, affine=True),
+            nn.Upsample(scale_factor=2),
+            nn.Softplus(),
+            nn.Conv2d(4, 3, 1),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x)
+
+
+class Sequence(nn.Module):
+    """A transformer block on tokens; the loss sees softmax over the cut dim as well."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(11, 8)
+        self.block = nn.TransformerEncoderLayer(
+            8, 2, 16, dropout=0.0, activation="gelu", batch_first=True
+        )
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embedding(tokens)
+        return self.head(self.block(x) * x.softmax(1) + F.rms_norm(x, (8,)))
+
+
+def train(mesh, model: str, dims: tuple[int, ...], sizes: list[int] | None, dtype: str) -> tuple:
+    """Three steps; digests of losses, gradients, weights and buffers."""
+    kind = getattr(torch, dtype)
+    torch.manual_seed(3)
+    if model == "windows":
+        net, shape = Windows().to(kind), (2, 2, 32, 20)
+        sample, label = numbers(*shape, dtype=kind), torch.randint(0, 3, (2, 32, 20))
+    else:
+        net, shape = Sequence().to(kind), (2, 30)
+        sample, label = torch.randint(0, 11, shape), torch.randint(0, 3, shape)
+    lengths = {0: sizes} if sizes else {}
+    skip = 1 if model == "windows" else 0
+    x = scatter(Cut(sample, [Shard(d) for d in dims], lengths), mesh)
+    t = scatter(Cut(label, [Shard(d - skip) for d in dims], lengths), mesh)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+    losses: list[float] = []
+    with reproducible():
+        for _ in range(3):
+            out = net(x)
+            scores = out if model == "windows" else out.transpose(1, 2)
+            loss = F.cross_entropy(scores, t) + 0.1 * out.square().mean() + out.norm() / 100
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+    gradients = [p.grad for p in net.parameters()]
+    return losses, bits(*gradients), bits(*net.state_dict().values())
+
+
+def uneven(length: int, ranks: int, seed: int) -> list[int]:
+    borders = sorted(random.Random(seed).randint(0, length) for _ in range(ranks - 1))
+    return [b - a for a, b in zip([0, *borders], [*borders, length], strict=True)]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("model", ["windows", "sequence"])
+def test_training_has_the_same_bits_on_every_mesh(run_mesh, model, dtype):
+    seen = {}
+    for shape in MESHES:
+        ranks = math.prod(shape)
+        dims = [(2,), (3,)] if model == "windows" else [(1,), (0,)]
+        if len(shape) == 2:
+            dims = [(2, 3), (3, 2)] if model == "windows" else [(0, 1)]
+        length = {"windows": 32, "sequence": 30}[model]
+        cuts = [(d, None) for d in dims]
+        if len(shape) == 1:
+            cuts.append((dims[0], uneven(length, ranks, seed=ranks)))
+        for d, sizes in cuts:
+            for result in run_mesh(shape, train, model=model, dims=d, sizes=sizes, dtype=dtype):
+                seen[shape, d, str(sizes)] = result
+    assert len(set(map(str, seen.values()))) == 1, seen
+
+
+def usual_training(mesh, dims: tuple[int, ...]) -> str:
+    torch.manual_seed(3)
+    net, x = Windows().float(), numbers(2, 2, 32, 20, dtype=torch.float32)
+    net(sharded(x, mesh, dims[0])).square().mean().backward()
+    return bits(*[p.grad for p in net.parameters()])
+
+
+def test_without_the_mode_the_order_of_sums_shows(run_mesh):
+    """Or the test above would show nothing."""
+    assert len({run_mesh(shape, usual_training, dims=(2,))[0] for shape in MESHES}) > 1
+
+
+def draw_ops(seed: int, decades: float = 6) -> dict[str, tuple]:
+    """Ops with their operands: (function, [(operand, the dim to cut or None), ...]).
+
+    `decades` above and below 1 are the magnitudes that stand in one sum.
+    """
+    draw = random.Random(seed)
+    rows, inner, cols = (draw.randint(5, 40) for _ in range(3))
+    a, b = numbers(rows, inner, seed=seed), numbers(inner, cols, seed=seed + 1)
+    wide = numbers(rows, 3, inner, seed=seed + 2) * torch.logspace(
+        -decades, decades, inner, dtype=torch.float64
+    )
+    volume = numbers(1, 2, 9, 8, 7, seed=seed + 3)
+    kernel = numbers(3, 2, 3, 2, 3, seed=seed + 4)
+    places = torch.randint(0, 5, (rows,), generator=torch.Generator().manual_seed(seed))
+    cut = draw.randrange(2)
+    return {
+        "mm": (torch.mm, [(a, cut), (b, None)]),
+        "mm_contracted": (torch.mm, [(a, 1), (b, 0)]),
+        "matmul": (lambda x, y: x @ y, [(wide, draw.choice([0, 2])), (b, None)]),
+        "bmm": (torch.bmm, [(wide, 0), (b.expand(rows, -1, -1).contiguous(), 0)]),
+        "addmm": (
+            lambda c, x, y: torch.addmm(c, x, y, beta=0.3, alpha=1.7),
+            [(numbers(rows, cols), 0), (a, 0), (b, None)],
+        ),
+        "einsum": (lambda x, y: torch.einsum("rci,ij->cj", x, y), [(wide, 0), (b, None)]),
+        "dot": (torch.dot, [(a[:, 0].clone(), 0), (a[:, 1].clone(), 0)]),
+        "mv": (torch.mv, [(a, cut), (b[:, 0].clone(), None)]),
+        "sum": (lambda x: x.sum((0, 2)), [(wide, 2)]),
+        "mean": (lambda x: x.mean(), [(wide, 0)]),
+        "var": (lambda x: torch.stack([x.var(), x.std(correction=0)]), [(wide, 2)]),
+        "var_mean": (lambda x: torch.cat(torch.var_mean(x, 2)), [(wide, 2)]),
+        "norms": (
+            lambda x: torch.stack([x.norm(), x.norm(p=1), x.norm(p=3), x.norm(p=math.inf)]),
+            [(wide, 0)],
+        ),
+        "logsumexp": (lambda x: x.logsumexp(0), [(a, 0)]),
+        "softmax": (lambda x: x.softmax(cut) * x.log_softmax(1 - cut), [(a, 0)]),
+        "conv3d": (
+            lambda x, w: F.conv3d(x, w, w[:, 0, 0, 0, 0], stride=(2, 1, 1), padding=1),
+            [(volume, draw.choice([2, 3, 4])), (kernel, None)],
+        ),
+        "conv_transpose3d": (
+            lambda x, w: F.conv_transpose3d(x, w, stride=2, output_padding=1),
+            [(volume, draw.choice([2, 3, 4])), (kernel.transpose(0, 1).contiguous(), None)],
+        ),
+        "layer_norm": (lambda x: F.layer_norm(x, x.shape[1:]), [(wide, draw.choice([0, 2]))]),
+        "bce": (lambda x: F.binary_cross_entropy_with_logits(x, x.detach().sigmoid()), [(a, 0)]),
+        "losses": (
+            lambda x: F.huber_loss(x, x.detach() * 2) + F.smooth_l1_loss(x, x.detach().cos()),
+            [(a, 0)],
+        ),
+        "index_add": (lambda x: x.new_zeros(5, inner).index_add(0, places, x), [(a, 0)]),
+        "attention": (
+            lambda x: F.scaled_dot_product_attention(x, x.cos(), x.sin(), is_causal=True),
+            [(numbers(2, 2, rows, 4, seed=seed), 2)],
+        ),
+        "cubes": (lambda x: torch.atan2(x, x + 1).pow(1.7).nan_to_num() + F.mish(x), [(a, 0)]),
+        "max_pool": (lambda x: F.max_pool3d(x, 3, 1, 1), [(volume, draw.choice([2, 3, 4]))]),
+        "pad": (lambda x: F.pad(x, (2, 1, 3, 2, 1, 1), mode="reflect"), [(volume, 2)]),
+    }
+
+
+def op_bits(mesh, seed: int) -> dict[str, str]:
+    """Digests of value and gradients, float64 and float32."""
+    print(f"seed {seed}")
+    found = {}
+    with reproducible():
+        for name, (function, operands) in draw_ops(seed).items():
+            for dtype in (torch.float64, torch.float32):
+                arguments = []
+                for value, dim in operands:
+                    t = value.to(dtype)
+                    if dim is not None:
+                        t = sharded(t, mesh, dim)
+                    arguments.append(t.requires_grad_())
+                out = function(*arguments).to(dtype)
+                gradients = torch.autograd.grad(out.square().sum() + out.sum(), arguments)
+                found[f"{name} {dtype}"] = bits(out, *gradients)
+    return found
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_every_op_has_the_same_bits_on_every_number_of_ranks(run_mesh, seed):
+    seen = [run_mesh((size,), op_bits, seed=seed)[0] for size in (1, 2, 3, 4)]
+    for name in seen[0]:
+        assert len({found[name] for found in seen}) == 1, (name, [s[name] for s in seen])
+
+
+def values(mesh) -> None:
+    """Value, gradients and second gradients are the serial ones."""
+    with reproducible():
+        for name, (function, operands) in draw_ops(2, decades=1).items():
+            if name in ("norms", "losses", "bce"):  # the oracle cannot differentiate them twice
+                continue
+            second = name != "attention"  # PyTorch's own kernel has none
+            cuts = [Cut(v, [Shard(d)]) for v, d in operands if d is not None]
+            plain = [v for v, d in operands if d is None]
+            print(name)
+            check_same_as_serial(
+                function, cuts, mesh, plain=plain, second=second, rtol=1e-7, atol=1e-7
+            )
+
+
+def exactness(mesh) -> None:
+    """A sum is rounded once; what is not finite, empty, integer or short works as usual."""
+    with reproducible():
+        x = sharded(torch.tensor([1e16, 1.0, -1e16, 3e-5, 1.0, -1.0]).double(), mesh, 0)
+        assert_equal(x.sum(), torch.tensor(1.00003).double(), "sum", rtol=0, atol=1e-5)
+        for value in (math.inf, math.nan):
+            y = sharded(torch.tensor([1.0, value, 2.0, 3.0]), mesh, 0)
+            assert (
+                not torch.isfinite(y.sum()) and not torch.isfinite(y.outer(y).mm(y[:, None])).all()
+            )
+        assert_equal(sharded(torch.arange(7), mesh, 0).sum(), torch.tensor(21), "integers")
+        assert_equal(sharded(numbers(0, 3), mesh, 0).sum(0), torch.zeros(3).double(), "empty")
+        short = numbers(40, 3).bfloat16()
+        exact = short.double().sum(0).bfloat16()
+        assert_equal(sharded(short, mesh, 0).sum(0), exact, "bfloat16", rtol=0, atol=0)
+        z = torch.complex(numbers(6), numbers(6, seed=1))
+        assert_equal(sharded(z, mesh, 0).mean(), z.mean(), "complex")
+        w = sharded(numbers(6, 3), mesh, 0)
+        w.sigmoid_()
+        assert_equal(w, numbers(6, 3).sigmoid(), "in place")
+        zero = sharded(torch.zeros(6, 3).double(), mesh, 0).requires_grad_()
+        assert_equal(torch.autograd.grad(zero.norm(), zero)[0], torch.zeros(6, 3).double(), "norm")
+    assert not shardfield.is_reproducible()
+
+
+@pytest.mark.parametrize("case", [values, exactness], ids=lambda case: case.__name__)
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_in_reproducible_mode(run_mesh, case, size):
+    run_mesh((size,), case)
