@@ -117,47 +117,6 @@ void linalg_check_errors(const Tensor& info, c10::string_view name, bool is_matr
   at::_linalg_check_errors(tensor::gather(info), name, is_matrix);
 }
 
-/// Transforms along dims that may be cut: those are made whole, and the result is cut as x was.
-template <class F>
-Tensor transformed(const char* op, const Tensor& input, at::IntArrayRef dims, F&& transform) {
-  Tensor x = with_simple_cuts(input);
-  if (!is_sharded(x)) return transform(x);
-  const Layout* before = &layout_of(x);
-  std::vector<int64_t> busy;
-  for (int64_t d : dims) busy.push_back(d < 0 ? d + input.dim() : d);
-  for (int64_t d : busy) x = with_whole_dim(op, x, d, busy);
-  if (!is_sharded(x)) return transform(x);
-  const Tensor own = tensor::local(x);
-  Tensor piece;
-  if (own.numel() > 0) {
-    piece = transform(own);
-  } else {
-    // FFT libraries refuse an empty batch.
-    const Tensor dummy = transform(grown_to(own, std::vector<int64_t>(own.dim(), 1)));
-    auto own_sizes = own.sizes().vec();
-    for (int64_t d : busy) own_sizes[d] = dummy.size(d);
-    piece = empty_result_like(dummy, own_sizes);
-  }
-  std::vector<int64_t> sizes = x.sizes().vec();
-  for (int64_t d : busy) sizes[d] = piece.size(d);
-  const Tensor out = tensor::wrap(piece.contiguous(), &layout_of(x), sizes);
-  return sizes == input.sizes().vec() ? tensor::redistribute(out, before) : out;
-}
-
-Tensor fft_c2c(const Tensor& x, c10::SymIntArrayRef dims, int64_t norm, bool forward) {
-  const auto d = C10_AS_INTARRAYREF_SLOW(dims);
-  return transformed("fft", x, d,
-                     [&](const Tensor& t) { return at::_fft_c2c(t, d, norm, forward); });
-}
-Tensor fft_r2c(const Tensor& x, at::IntArrayRef dims, int64_t norm, bool onesided) {
-  return transformed("fft", x, dims,
-                     [&](const Tensor& t) { return at::_fft_r2c(t, dims, norm, onesided); });
-}
-Tensor fft_c2r(const Tensor& x, at::IntArrayRef dims, int64_t norm, c10::SymInt last) {
-  return transformed("fft", x, dims,
-                     [&](const Tensor& t) { return at::_fft_c2r_symint(t, dims, norm, last); });
-}
-
 }  // namespace
 
 SHARDFIELD_OPS(batched) {
@@ -182,9 +141,6 @@ SHARDFIELD_OPS(batched) {
                            "aten::max_pool3d_with_indices_backward"})
     table.composed_boxed<&batched<3, 3, false>>(name);
   table.composed("aten::_linalg_check_errors", TORCH_FN(linalg_check_errors));
-  table.composed("aten::_fft_c2c", TORCH_FN(fft_c2c));
-  table.composed("aten::_fft_r2c", TORCH_FN(fft_r2c));
-  table.composed("aten::_fft_c2r", TORCH_FN(fft_c2r));
 }
 
 }  // namespace shardfield::ops

@@ -1,8 +1,8 @@
 """An op of ATen with another rule: two-dimensional FFTs along cut dims.
 
-Without it the cut dim is gathered. With it a rank transforms along the dims that it holds whole and
-the field is turned in between (the pencil decomposition of parallel FFTs): every element moves
-twice, and no rank ever holds the field.
+The library has a rule of this kind; here one is written from Python and put in its place. A rank
+transforms along the dims that it holds whole and the field is turned in between (the pencil
+decomposition of parallel FFTs): every element moves twice, and no rank ever holds the field.
 """
 
 from __future__ import annotations
