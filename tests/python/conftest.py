@@ -33,6 +33,8 @@ def pool_of(request: pytest.FixtureRequest) -> Iterator[Callable[[int], rank_poo
     # The published models take seconds to import: once in the fork server instead of once per rank.
     if any(item.path.name == "test_models.py" for item in request.session.items):
         preload.append("zoo_packages")
+    if any(item.path.name == "test_atomistic.py" for item in request.session.items):
+        preload.append("mace_packages")
     if importlib.util.find_spec("shardfield") is None:
         preload = ["pytest"]
     with rank_pool.pools(preload) as get:

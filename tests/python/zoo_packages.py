@@ -1,30 +1,17 @@
-"""Imports every package of the zoo: once in the fork server instead of once per rank.
-
-torchvision's compiled part does not load beside this torch: two of its operators must be declared
-before the import, as nothing here calls them.
-"""
+"""Imports every package of the zoo: once in the fork server instead of once per rank."""
 
 from __future__ import annotations
 
 import os
 import warnings
 
-import torch
-
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 warnings.filterwarnings("ignore", category=FutureWarning)
 warnings.filterwarnings("ignore", category=DeprecationWarning)
 
+import torchvision_operators  # noqa: E402, F401  before torchvision
 
-def _declare_torchvision_operators() -> torch.library.Library:
-    library = torch.library.Library("torchvision", "DEF")
-    library.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-    library.define("qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-    return library
-
-
-_TORCHVISION = _declare_torchvision_operators()
-
+# isort: split
 import diffusers  # noqa: E402, F401
 import segmentation_models_pytorch  # noqa: E402, F401
 import timm  # noqa: E402, F401

@@ -1,5 +1,6 @@
 """Meshes and graphs: files, partitions, ghosts, exchange plans."""
 
+from shardfield.graph._atoms import Neighbors, ShardedAtoms, neighbor_list, shard_atoms
 from shardfield.graph._files import FilePiece, read_mesh, read_partition, write_mesh
 from shardfield.graph._halo_graph import (
     EdgesOfPart,
@@ -34,19 +35,23 @@ __all__ = [
     "HopPlan",
     "LocalGraph",
     "Mesh",
+    "Neighbors",
     "NodesOfPart",
     "Partition",
     "Piece",
     "Quality",
+    "ShardedAtoms",
     "Trial",
     "cut_by_labels",
     "draw",
     "methods",
+    "neighbor_list",
     "partition",
     "partition_labels",
     "partition_nodes",
     "plan_hops",
     "read_mesh",
     "read_partition",
+    "shard_atoms",
     "write_mesh",
 ]

@@ -1,0 +1,1 @@
+"""Parts of the MACE example: a quartz crystal, a small MACE, and both on several ranks."""
