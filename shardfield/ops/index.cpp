@@ -265,6 +265,22 @@ Tensor index_whole_dims(const Tensor& x, const IndexList& indices) {
                       spec::renumber(layout_of(x), shape.new_dim), shape.sizes);
 }
 
+/// A plain table of row numbers (n, k) for a cut dim, cut along n: every rank fetches the rows of
+/// its own lines, and the result is cut where the rows were.
+Tensor with_cut_lines(const Tensor& x, int64_t dim, const Tensor& table) {
+  if (!is_sharded(x) || is_sharded(table) || table.dim() < 2) return table;
+  const spec::Cut* cut = nullptr;
+  for (const spec::Cut& c : layout_of(x).cuts())
+    if (c.dim == dim) cut = &c;
+  const int64_t lines = table.size(0);
+  if (!cut || lines < static_cast<int64_t>(cut->sizes.size())) return table;
+  const auto sizes = lines == x.size(dim)
+                         ? cut->sizes
+                         : spec::chunk_sizes(lines, static_cast<int64_t>(cut->sizes.size()));
+  return tensor::scatter_like(
+      table, spec::intern_layout(layout_of(x).mesh(), {spec::Cut{0, cut->axes, sizes}}));
+}
+
 /// x[arange(n), label, ...]: vectors of one length, the cut dim's being all its rows in order.
 /// Every rank reads its own rows.
 std::optional<Tensor> index_own_rows(const Tensor& x, const IndexList& indices) {
@@ -306,7 +322,9 @@ Tensor index_sharded(const Tensor& self, const c10::List<std::optional<Tensor>>&
   if (!is_sharded(self) && defined == 1 && is_sharded(only)) return read_table(self, first, only);
   Tensor x = with_simple_cuts(self);
   if (defined == 1 && !is_mask(only))
-    if (const auto rows = fetch_requested_rows("index", x, first, only, true)) return *rows;
+    if (const auto rows =
+            fetch_requested_rows("index", x, first, with_cut_lines(x, first, only), true))
+      return *rows;
   if (const auto rows = index_own_rows(x, indices)) return *rows;
   indices = plain_indices(x, indices);
   if (!is_sharded(x)) return at::index(x, as_list(indices));

@@ -10,6 +10,7 @@
 #include <ATen/core/Reduction.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include "shardfield/base/error.h"
 #include "shardfield/dispatch/op_table.h"
 #include "shardfield/ops/exact_sums.h"
 #include "shardfield/tensor/autograd.h"
@@ -53,6 +54,18 @@ struct UnderFormula<Op, kernel, R(A...)> {
   template <class T>
   static const T& with_own_gradient(const T& other) {
     return other;
+  }
+};
+
+/// PyTorch's decomposition of an op; gradients come back of their tensor's own kind.
+template <class Op, class Schema = typename Op::schema>
+struct Decomposed;
+template <class Op, class R, class... A>
+struct Decomposed<Op, R(A...)> {
+  static R run(A... a) {
+    constexpr c10::DispatchKeySet keys =
+        c10::DispatchKeySet(c10::DispatchKey::PrivateUse3).add(c10::DispatchKey::AutogradOther);
+    return Op::redispatch(keys, tensor::with_own_gradient(a)...);
   }
 };
 
@@ -366,8 +379,8 @@ void update_running(const OptTensor& running, const Tensor& value, double moment
   if (!is_given(running)) return;
   const at::NoGradGuard no_grad;
   Tensor target = *running;
-  target.copy_(target * (1 - momentum) +
-               value.reshape(target.sizes()).to(target.scalar_type()) * momentum);
+  const Tensor whole = tensor::gather(value.reshape(target.sizes()));
+  target.copy_(target * (1 - momentum) + whole.to(target.scalar_type()) * momentum);
 }
 
 Tensor batch_normed(const Tensor& x, const OptTensor& weight, const OptTensor& bias,
@@ -442,19 +455,14 @@ Tensor rms_norm(const Tensor& x, SymIntArrayRef shape, const OptTensor& weight,
 
 // Softmax, at PrivateUse3.
 
-/// Largest value along dim, 0 where it is infinite, so that the differences stay defined.
-Tensor finite_maximum(const Tensor& x, IntArrayRef dims) {
-  const Tensor most = at::amax(x, dims, true);
-  return most.masked_fill(most.isinf(), 0);
-}
 Tensor softmax(const Tensor& x, int64_t dim, bool to_float) {
   const Tensor wide = to_float ? x.to(at::kFloat) : widened(x);
-  const Tensor powers = at::exp(wide - finite_maximum(wide, dim));
+  const Tensor powers = at::exp(wide - at::amax(wide, dim, true));
   return (powers / at::sum(powers, dim, true)).to(to_float ? at::kFloat : x.scalar_type());
 }
 Tensor log_softmax(const Tensor& x, int64_t dim, bool to_float) {
   const Tensor wide = to_float ? x.to(at::kFloat) : widened(x);
-  const Tensor shifted = wide - finite_maximum(wide, dim);
+  const Tensor shifted = wide - at::amax(wide, dim, true);
   const Tensor total = at::sum(at::exp(shifted), dim, true);
   return (shifted - at::log(total)).to(to_float ? at::kFloat : x.scalar_type());
 }
@@ -465,6 +473,11 @@ Tensor softmax_backward(const Tensor& grad, const Tensor& output, int64_t dim,
 Tensor log_softmax_backward(const Tensor& grad, const Tensor& output, int64_t dim,
                             at::ScalarType type) {
   return (grad - at::exp(output) * at::sum(grad, dim, true)).to(type);
+}
+/// Largest value along dim, 0 where it is infinite, so that the differences stay defined.
+Tensor finite_maximum(const Tensor& x, IntArrayRef dims) {
+  const Tensor most = at::amax(x, dims, true);
+  return most.masked_fill(most.isinf(), 0);
 }
 Tensor logsumexp(const Tensor& x, IntArrayRef dims, bool keepdim) {
   const auto reduced = wrapped(dims, x.dim());
@@ -520,6 +533,11 @@ Tensor binary_cross_entropy_with_logits(const Tensor& x, const Tensor& target,
 Tensor nll_loss(const Tensor& x, const Tensor& target, const OptTensor& weight, int64_t reduction,
                 SymInt ignore) {
   const int64_t classes = x.dim() == 1 ? 0 : 1;
+  std::vector<int64_t> wanted = x.sizes().vec();
+  wanted.erase(wanted.begin() + classes);
+  SHARDFIELD_CHECK(target.sizes() == at::IntArrayRef(wanted), "cross_entropy_loss",
+                   "expected class targets of sizes ", at::IntArrayRef(wanted), " for input ",
+                   x.sizes(), ", got ", target.sizes());
   const Tensor counts = target.ne(ignore.guard_int(__FILE__, __LINE__));
   const Tensor label = target.masked_fill(counts.logical_not(), 0);
   Tensor share = counts.to(x.scalar_type());
@@ -582,7 +600,7 @@ SHARDFIELD_OPS(reproducible) {
   table.reproducible_composed("aten::addmm", TORCH_FN(addmm));
   table.reproducible_composed("aten::baddbmm", TORCH_FN(baddbmm));
   table.reproducible_composed("aten::addmv", TORCH_FN(addmv));
-  table.reproducible_decomposed("aten::matmul");
+  table.reproducible_composed("aten::matmul", TORCH_FN(Decomposed<at::_ops::matmul>::run));
   table.reproducible_composed("aten::scaled_dot_product_attention", TORCH_FN(attention));
 
   table.reproducible_composed("aten::convolution",

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pytest
-import shardfield
 import torch
 from oracle import Cut, check_same_as_serial, is_sharded, numbers, scatter, sharded
 from torch import Tensor, fft
 from torch.distributed.tensor import Shard
+
+import shardfield
 
 
 def size_of(z: Tensor) -> Tensor:

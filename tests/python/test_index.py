@@ -6,7 +6,16 @@ import pytest
 import torch
 import torch.nn.functional as F
 from many_cases import check_cases, layouts_of
-from oracle import Cut, assert_equal, check_same_as_serial, full, is_sharded, numbers, sharded
+from oracle import (
+    Cut,
+    assert_equal,
+    check_same_as_serial,
+    full,
+    is_sharded,
+    numbers,
+    scatter,
+    sharded,
+)
 from torch.distributed.tensor import Shard
 
 IDX = torch.tensor([4, 0, 6, 6, 2, -1])
@@ -214,6 +223,30 @@ def labels_of_rows(mesh) -> None:
             )
     backwards = sharded(x, mesh, 0)[rows.flip(0), label]
     assert_equal(backwards, x[rows.flip(0), label], "rows in another order")
+
+
+def tables_of_neighbours(mesh) -> None:
+    """x[:, neighbours] of a cut dim stays cut along the rows, as long as each rank has a line."""
+    x = numbers(2, 12, 3)
+    generator = torch.Generator().manual_seed(5)
+    for lines in (12, 7, 5):
+        table = torch.randint(-12, 12, (lines, 4), generator=generator)
+        for sizes in ({}, {0: [1] * (mesh.size() - 1) + [13 - mesh.size()]}):
+            check_same_as_serial(
+                lambda t, i=table: t[:, i].amax(2),
+                [x],
+                mesh,
+                [Shard(1)],
+                sizes=sizes,
+                output_sharded=True,
+            )
+            y = scatter(Cut(x, [Shard(1)], sizes), mesh)[:, table]
+            assert y.placements == (Shard(1),)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+def test_tables_of_neighbours(run_mesh, size):
+    run_mesh((size,), tables_of_neighbours)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
