@@ -110,11 +110,18 @@ struct GatherFn : Function<GatherFn> {
   }
 };
 
+/// A copy of this rank's piece, in the memory order of the whole.
+Tensor cut_from(const Tensor& plain, const Layout* layout) {
+  const at::NoGradGuard no_grad;
+  const auto format = plain.suggest_memory_format();
+  return make_sharded(slice_piece(plain, *layout).clone(format), layout, plain.sizes(), format);
+}
+
 struct ScatterFn : Function<ScatterFn> {
   static Tensor forward(AutogradContext* ctx, const Tensor& plain, int64_t layout) {
     comm::remember_scope(ctx);
     const auto* to = reinterpret_cast<const Layout*>(layout);
-    return make_sharded(redistribute_piece(plain, nullptr, to, plain.sizes()), to, plain.sizes());
+    return cut_from(plain, to);
   }
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
     const comm::BackwardScope scope(ctx);
@@ -203,8 +210,7 @@ Tensor gather(const Tensor& x) {
 Tensor scatter_like(const Tensor& plain, const Layout* layout) {
   if (!layout) return plain;
   if (records_grad(plain)) return ScatterFn::apply(plain, as_int(layout));
-  return make_sharded(redistribute_piece(plain, nullptr, layout, plain.sizes()), layout,
-                      plain.sizes());
+  return cut_from(plain, layout);
 }
 
 Tensor redistribute(const Tensor& x, const Layout* layout) {

@@ -750,3 +750,28 @@ def test_torch_overrides_can_list_every_function():
     x.placements = "mine"
     assert x.placements == "mine"
     assert not hasattr(torch.zeros(2), "placements")
+
+
+def memory_order(mesh) -> None:
+    """A channels_last tensor is cut channels_last: strides of the whole and of the piece."""
+    for shape, order in (
+        ((2, 3, 8, 6), torch.channels_last),
+        ((2, 3, 4, 8, 6), torch.channels_last_3d),
+    ):
+        x = numbers(*shape).to(memory_format=order)
+        y = shard_tensor(x, mesh, [Shard(2)])
+        assert y.stride() == x.stride() and y.is_contiguous(memory_format=order)
+        assert y.to_local().is_contiguous(memory_format=order)
+        assert_equal(
+            y.permute(0, 2, 3, 1, *range(4, x.dim())), x.transpose(1, 2).transpose(2, 3), ""
+        )
+        leaf = y.detach().requires_grad_()
+        (leaf * x).sum().backward()
+        assert_equal(leaf.grad, x, "gradient")
+    contiguous = shard_tensor(numbers(2, 1, 8, 6), mesh, [Shard(2)])
+    assert contiguous.is_contiguous() and contiguous.view(2, 8, 6).shape == (2, 8, 6)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_memory_order_is_kept(run_mesh, size):
+    run_mesh((size,), memory_order)
