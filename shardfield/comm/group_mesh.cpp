@@ -3,6 +3,7 @@
 #include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
 
 #include "shardfield/base/error.h"
+#include "shardfield/comm/gloo.h"
 #include "shardfield/comm/traffic.h"
 
 namespace shardfield::comm {
@@ -14,7 +15,9 @@ Comm::Comm(const Group& group, std::string name)
       registered_name_(group.registered_name),
       device_(group.device),
       rank_(group.backend->getRank()),
-      size_(group.backend->getSize()) {}
+      size_(group.backend->getSize()) {
+  survive_closed_connections();
+}
 
 c10::intrusive_ptr<c10d::Backend> Comm::from_registry() const {
   try {

@@ -1,5 +1,7 @@
 #include "shardfield/comm/failure.h"
 
+#include <csignal>
+
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
@@ -31,6 +33,22 @@ struct FullChecks {
   FullChecks() { set_check_level(CheckLevel::kFull); }
   ~FullChecks() { set_check_level(CheckLevel::kCheap); }
 };
+
+using SignalHandler = void (*)(int);
+
+/// What SIGPIPE does after groups were made under `before`.
+SignalHandler handler_after(SignalHandler before) {
+  std::signal(SIGPIPE, before);
+  run_in_process({2}, [](const Mesh&) {}, std::chrono::seconds(30));
+  return std::signal(SIGPIPE, SIG_DFL);
+}
+
+TEST(Failure, AClosedConnectionDoesNotEndTheProcess) {
+  EXPECT_EQ(handler_after(SIG_DFL), SIG_IGN);
+  const SignalHandler own = [](int) {};
+  EXPECT_EQ(handler_after(own), own);
+  std::signal(SIGPIPE, SIG_IGN);
+}
 
 TEST(Failure, OtherCallsAreNamedAtLevelFull) {
   const FullChecks checks;
