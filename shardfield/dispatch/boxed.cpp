@@ -76,7 +76,7 @@ void run_formula(const c10::OperatorHandle& op, DispatchKeySet keys, Stack* stac
   op.redispatchBoxed(formula_keys(keys), stack);
 }
 
-using Nodes = c10::SmallVector<c10::intrusive_ptr<torch::autograd::Node>, 4>;
+using Nodes = c10::SmallVector<NodePointer, 4>;
 
 Nodes prepare_leaves(const Arguments& args) {
   Nodes nodes;

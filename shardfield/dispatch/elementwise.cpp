@@ -134,8 +134,7 @@ inline bool is_recorded(const T&, bool) {
 
 /// True when a tensor argument needs nothing before PyTorch's formula; makes a sharded leaf's own
 /// accumulator.
-inline bool ready(const Tensor& t, const ShardTensorImpl* ref,
-                  c10::intrusive_ptr<torch::autograd::Node>& keep) {
+inline bool ready(const Tensor& t, const ShardTensorImpl* ref, NodePointer& keep) {
   if (!t.defined()) return true;
   auto* meta = torch::autograd::impl::get_autograd_meta(t);
   const bool wants_grad = meta && (meta->requires_grad_ || meta->grad_fn_);
@@ -145,7 +144,7 @@ inline bool ready(const Tensor& t, const ShardTensorImpl* ref,
 }
 template <class T>
   requires(!is_tensor_arg<T>)
-inline bool ready(const T&, const ShardTensorImpl*, c10::intrusive_ptr<torch::autograd::Node>&) {
+inline bool ready(const T&, const ShardTensorImpl*, NodePointer&) {
   return true;
 }
 
@@ -173,7 +172,7 @@ struct Formula<R(A...)> final : c10::OperatorKernel {
     }
     const ShardTensorImpl* ref = nullptr;
     (find_sharded(a, ref), ...);
-    std::array<c10::intrusive_ptr<torch::autograd::Node>, sizeof...(A)> keep;
+    std::array<NodePointer, sizeof...(A)> keep;
     bool fits = ref != nullptr;
     if constexpr (std::is_reference_v<R>) fits = fits && is_sharded(first_of(a...));
     if (fits && at::GradMode::is_enabled()) {

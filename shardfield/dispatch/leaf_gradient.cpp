@@ -30,12 +30,11 @@ struct ShardAccumulateGrad final : AccumulateGrad {
 
 }  // namespace
 
-c10::intrusive_ptr<torch::autograd::Node> prepare_leaf(const at::Tensor& t) {
+NodePointer prepare_leaf(const at::Tensor& t) {
   if (!t.requires_grad() || !t.is_leaf() || !at::GradMode::is_enabled()) return {};
   if (torch::autograd::impl::try_get_grad_accumulator(t)) return {};
-  c10::intrusive_ptr<torch::autograd::Node> node = c10::make_intrusive<ShardAccumulateGrad>(t);
-  torch::autograd::impl::set_grad_accumulator(t,
-                                              c10::weak_intrusive_ptr<torch::autograd::Node>(node));
+  NodePointer node = make_node<ShardAccumulateGrad>(t);
+  torch::autograd::impl::set_grad_accumulator(t, WeakNodePointer(node));
   return node;
 }
 

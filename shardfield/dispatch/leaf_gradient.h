@@ -1,7 +1,8 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
-#include <torch/csrc/autograd/function.h>
+
+#include "shardfield/base/torch_version.h"
 
 namespace shardfield::dispatch {
 
@@ -9,6 +10,6 @@ namespace shardfield::dispatch {
 /// formulas, ones cut otherwise) to the leaf's own layout. Hooks stay as they are: PyTorch's C++
 /// and Python hooks on one tensor delete each other, so no hook is used.
 /// @return the node to keep alive until the graph holds it; null when t is not such a leaf.
-c10::intrusive_ptr<torch::autograd::Node> prepare_leaf(const at::Tensor& t);
+NodePointer prepare_leaf(const at::Tensor& t);
 
 }  // namespace shardfield::dispatch

@@ -3,6 +3,7 @@
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include "shardfield/base/torch_version.h"
 #include "shardfield/tensor/autograd.h"
 
 namespace shardfield::dispatch {
@@ -32,7 +33,7 @@ void reshard_gradient(const at::Tensor& result, const at::Tensor& source) {
   if (!result.requires_grad() || !source.requires_grad() || !result.grad_fn()) return;
   const auto formula = result.grad_fn();
   if (formula->num_outputs() == 0) return;
-  auto node = c10::make_intrusive<ReshardGradient>(&tensor::layout_of(source));
+  auto node = make_node<ReshardGradient>(&tensor::layout_of(source));
   node->add_next_edge(formula->next_edge(0));
   node->add_input_metadata(source);
   formula->set_next_edge(0, Edge(std::move(node), 0));

@@ -119,7 +119,7 @@ void list_kernel(const c10::OperatorHandle& op, Stack* stack) {
 }
 
 void formula_of_lists(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
-  std::vector<c10::intrusive_ptr<torch::autograd::Node>> keep;
+  std::vector<NodePointer> keep;
   if (at::GradMode::is_enabled()) {
     for (const ListArgument& list : list_arguments(op, *stack))
       for (const Tensor& t : list.tensors)
