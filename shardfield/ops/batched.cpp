@@ -93,9 +93,8 @@ void batched(const c10::OperatorHandle& op, Stack* stack) {
     if (!v.isTensor() || !v.toTensor().defined()) continue;
     Tensor piece = v.toTensor();
     if (piece.dim() < num_batch + least_out) continue;
-    // lstsq leaves out results that its driver does not give.
-    if (piece.numel() == 0 && piece.dim() == 1 && piece.size(0) == 0 && !dummy &&
-        c10::multiply_integers(own) != 0)
+    // lstsq leaves out results that its driver does not give, alike on a rank with a dummy entry.
+    if (piece.dim() == 1 && piece.size(0) == 0 && (dummy || c10::multiply_integers(own) != 0))
       continue;
     if (dummy) {
       auto none = piece.sizes().vec();
@@ -130,8 +129,9 @@ SHARDFIELD_OPS(batched) {
     table.composed_boxed<&batched<2>>(name);
   for (const char* name :
        {"aten::lu_unpack", "aten::_linalg_solve_ex", "aten::linalg_lu_solve", "aten::ormqr",
-        "aten::linalg_householder_product", "aten::linalg_ldl_solve", "aten::linalg_lstsq"})
+        "aten::linalg_householder_product", "aten::linalg_ldl_solve"})
     table.composed_boxed<&batched<2, 1>>(name);
+  table.composed_boxed<&batched<2, 1, false>>("aten::linalg_lstsq");
   for (const char* name : {"aten::_linalg_svd", "aten::_linalg_eigh"})
     table.composed_boxed<&batched<2, 2, true, 1>>(name);
   for (const char* name : {"aten::max_unpool2d", "aten::fractional_max_pool2d",

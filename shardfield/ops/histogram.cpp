@@ -72,9 +72,12 @@ Tensor bincount(const Tensor& values, const MaybeTensor& weights, c10::SymInt sy
   const auto count = [&](const Tensor& piece, const MaybeTensor& w) {
     return at::bincount(piece, w, bins);
   };
-  const Tensor none = piece_of(x).new_empty({0});
-  const Tensor nothing =
-      count(none, weighted ? MaybeTensor(own_weights->new_empty({0})) : std::nullopt);
+  // PyTorch forgets the weights' type where there is nothing to count.
+  const bool sums_weights = weighted && x.numel() > 0;
+  const auto type = !sums_weights                          ? at::kLong
+                    : weights->scalar_type() == at::kFloat ? at::kFloat
+                                                           : at::kDouble;
+  const Tensor nothing = at::zeros({bins}, piece_of(x).options().dtype(type));
   return summed_counts(x, nothing, [&] { return count(piece_of(x), own_weights); });
 }
 

@@ -94,3 +94,19 @@ def quiet(mesh) -> dict[str, int]:
 
 def test_nothing_is_gathered(run_mesh):
     assert run_mesh((3,), quiet) == [{}] * 3
+
+
+def few_elements(mesh) -> None:
+    """The sums of weights keep the weights' type where a rank has nothing to count."""
+    values = torch.tensor([1, 0])
+    for dtype in (torch.float32, torch.float64, torch.int64):
+        weight = torch.tensor([2, 3], dtype=dtype)
+        assert_equal(
+            full(sharded(values, mesh, 0).bincount(sharded(weight, mesh, 0))),
+            values.bincount(weight),
+            str(dtype),
+        )
+
+
+def test_bincount_of_fewer_elements_than_ranks(run_mesh):
+    run_mesh((4,), few_elements)
