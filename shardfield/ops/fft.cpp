@@ -45,7 +45,7 @@ const spec::Layout* layout_with(const Tensor& x, const Dims& dims, const Dims& s
 
 Dims wrapped(at::IntArrayRef dims, int64_t ndim) {
   Dims result = dims.vec();
-  for (int64_t& d : result) d = at::maybe_wrap_dim(d, ndim);
+  at::maybe_wrap_dims(result, ndim);
   return result;
 }
 

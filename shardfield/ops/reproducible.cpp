@@ -43,9 +43,7 @@ struct UnderFormula<Op, kernel, R(A...)> {
     if (!at::GradMode::is_enabled() ||
         c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::AutogradFunctionality))
       return kernel(a...);
-    constexpr c10::DispatchKeySet keys =
-        c10::DispatchKeySet(c10::DispatchKey::PrivateUse3).add(c10::DispatchKey::AutogradOther);
-    return Op::redispatch(keys, with_own_gradient(a)...);
+    return dispatch::call_formula<Op>(with_own_gradient(a)...);
   }
   static Tensor with_own_gradient(const Tensor& t) { return tensor::with_own_gradient(t); }
   static OptTensor with_own_gradient(const OptTensor& t) {
@@ -62,11 +60,7 @@ template <class Op, class Schema = typename Op::schema>
 struct Decomposed;
 template <class Op, class R, class... A>
 struct Decomposed<Op, R(A...)> {
-  static R run(A... a) {
-    constexpr c10::DispatchKeySet keys =
-        c10::DispatchKeySet(c10::DispatchKey::PrivateUse3).add(c10::DispatchKey::AutogradOther);
-    return Op::redispatch(keys, tensor::with_own_gradient(a)...);
-  }
+  static R run(A... a) { return dispatch::call_formula<Op>(tensor::with_own_gradient(a)...); }
 };
 
 // Sums.
@@ -573,6 +567,7 @@ Tensor added_at_places(const Tensor& x, int64_t dim, const Tensor& index, const 
            return at::scatter_add(at::zeros_like(x, part.scalar_type()), dim, index, part);
          });
 }
+
 }  // namespace
 
 SHARDFIELD_OPS(reproducible) {
