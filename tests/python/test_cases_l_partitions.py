@@ -5,6 +5,7 @@ from __future__ import annotations
 import meshio
 import numpy as np
 import pytest
+import torch
 from test_partition import box
 
 import shardfield.graph as graph
@@ -66,6 +67,29 @@ def test_l7_isolated_nodes_and_no_edges():
     assert sizes(graph.partition_nodes(np.zeros((2, 0), int), 6, 3, "auto"), 3) == [2, 2, 2]
     with pytest.raises(ValueError, match="edge 1 joins nodes 0 and 3; expected 0 to 2"):
         graph.partition_nodes([[0, 0], [1, 3]], 3, 2)
+
+
+def rows_here(mesh):
+    """Borders of the rows of 4 cells, from the pieces and from the sharded rows of their labels."""
+    line = graph.Mesh([[0.0], [1], [2], [3], [4]], [("line", [[0, 1], [1, 2], [2, 3], [3, 4]])])
+    result = graph.partition(line, mesh.size(), "hilbert")
+    here = graph.HaloGraph([[0, 1, 2], [1, 2, 3]], 4, result.labels).on(mesh)
+    own = here.shard_nodes(torch.arange(4)).to_local()
+    assert own.tolist() == result[mesh.get_rank()].cells.tolist()
+    counts = [len(piece.cells) for piece in result]
+    return [0, *np.cumsum(counts).tolist()], [own[0].item(), own[-1].item() + 1]
+
+
+def test_l9_borders_are_sums_of_counts(run_mesh):
+    """4 cells, 2 ranks: 0, 2, 4. Counts in place of offsets are told from them."""
+    answers = run_mesh((2,), rows_here)
+    assert [borders for borders, _ in answers] == [[0, 2, 4]] * 2
+    assert [ends for _, ends in answers] == [[0, 2], [2, 4]]
+    points = [[0.0], [1], [2], [3], [4]]
+    nodes, kinds = np.array([0, 1, 1, 2, 2, 3, 3, 4]), np.full(4, 3, np.uint8)
+    graph.Mesh(points, [graph.CellBlock("mixed", nodes, np.arange(0, 9, 2), kinds)])
+    with pytest.raises(ValueError, match="offsets"):
+        graph.Mesh(points, [graph.CellBlock("mixed", nodes, np.array([2, 2, 2, 2]), kinds)])
 
 
 @pytest.mark.parametrize("method", ["auto", "hilbert", "rcb", "metis", "kahip"])
