@@ -84,7 +84,7 @@ Tensor convolve(const char* op, const Tensor& x, const Tensor& weight_arg,
 bool runs_alone(const Tensor& x, const Tensor& weight) {
   if (!tensor::is_sharded(x) || tensor::is_sharded(weight) || x.dim() != weight.dim()) return false;
   const spec::Layout& layout = tensor::layout_of(x);
-  return is_alone(layout) && !layout.is_cut(1) && layout.is_simple(x.sizes().data());
+  return layout.is_alone() && !layout.is_cut(1) && layout.is_simple(x.sizes().data());
 }
 
 /// Nothing to exchange: PyTorch's own formula, without a node of ours, and its kernel on the piece.

@@ -104,7 +104,7 @@ Tensor per_sample(const Tensor& weight, int64_t samples) {
 /// No other rank holds a part, and what the statistics are of is not cut even in name.
 bool runs_alone(const Tensor& x) {
   const Layout& layout = layout_of(x);
-  return is_alone(layout) && !layout.is_cut(0) && !layout.is_cut(1) && x.numel() > 0;
+  return layout.is_alone() && !layout.is_cut(0) && !layout.is_cut(1) && x.numel() > 0;
 }
 
 Three native_group_norm(const Tensor& x, const MaybeTensor& weight, const MaybeTensor& bias,

@@ -270,7 +270,7 @@ Tensor resample(const Tensor& input, const Resampling& r, Stock stock) {
   }
   auto sizes = x.sizes().vec();
   std::copy(r.out.begin(), r.out.end(), sizes.begin() + 2);
-  if (is_alone(layout))
+  if (layout.is_alone())
     return wrap_in_format_of(x, stock(tensor::local(x)), layout_when_alone(layout, sizes), sizes);
   std::vector<ResampledDim> dims = resampled_dims(r, x);
   std::map<int, std::vector<int64_t>> piece_sizes;

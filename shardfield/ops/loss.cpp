@@ -54,7 +54,7 @@ Tensor elementwise_loss(const std::vector<Tensor>& operands, int64_t reduction, 
   for (const Tensor& t : operands)
     values.push_back(t.defined() ? tensor::piece_for(t, layout, sizes) : t);
   if (reduction == kNone) return tensor::wrap(loss(values, kNone), &layout, sizes);
-  if (is_alone(layout)) return loss(values, reduction);
+  if (layout.is_alone()) return loss(values, reduction);
   const Tensor sum = tensor::reduce_sum(loss(values, kSum), layout);
   return reduction == kMean ? sum / c10::multiply_integers(sizes) : sum;
 }
@@ -174,7 +174,7 @@ Tensor class_loss(const ClassLoss& setting, const Tensor& scores, const Tensor& 
   const Tensor own_weight = w.defined() ? tensor::enter(w, *layout) : w;
   if (setting.reduction == kNone)
     return tensor::wrap(loss(x, t, own_weight, kNone), result_layout, target_sizes);
-  if (is_alone(*layout)) return loss(x, t, w, setting.reduction);
+  if (layout->is_alone()) return loss(x, t, w, setting.reduction);
   const Tensor sum = x.numel() ? loss(x, t, own_weight, kSum) : nothing(x, t, own_weight);
   if (setting.reduction == kSum) return tensor::reduce_sum(sum, *layout);
   if (probabilities) return tensor::reduce_sum(sum, *layout) / c10::multiply_integers(target_sizes);

@@ -27,11 +27,6 @@ std::vector<int> axes_across(const spec::Layout& layout, Reduced&& reduced) {
   return axes;
 }
 
-/// True when no other rank holds a part of the tensor: its piece is all of it.
-inline bool is_alone(const spec::Layout& layout) {
-  return axes_across(layout, [](int) { return true; }).empty();
-}
-
 /// Statistics accumulate in float for half types, as on one device.
 inline at::ScalarType accumulate_type(at::ScalarType type) {
   return type == at::kHalf || type == at::kBFloat16 ? at::kFloat : type;

@@ -245,7 +245,7 @@ std::tuple<Tensor, Tensor> max_pool_sharded(const Tensor& input, IntArrayRef ker
   const PoolParams params = pool_params(op, input, n, kernel, stride, padding, dilation, ceil_mode);
   const Tensor x = with_simple_cuts(input);
   if (!is_sharded(x)) return stock_max_pool(x, params);
-  if (is_alone(tensor::layout_of(x))) {
+  if (tensor::layout_of(x).is_alone()) {
     const auto [out, index] = stock_max_pool(tensor::local(x), params);
     return {result_alone(x, out), want_index ? result_alone(x, index) : Tensor()};
   }
@@ -374,7 +374,7 @@ Tensor avg_pool(const Tensor& input, IntArrayRef kernel, IntArrayRef stride, Int
   const PoolParams params = pool_params(op, input, n, kernel, stride, padding, {1}, ceil_mode);
   const Tensor x = with_simple_cuts(input);
   if (!is_sharded(x)) return stock_avg_pool(x, params, divisor_override, count_include_pad);
-  if (is_alone(tensor::layout_of(x)))
+  if (tensor::layout_of(x).is_alone())
     return result_alone(
         x, stock_avg_pool(tensor::local(x), params, divisor_override, count_include_pad));
   const PoolPiece p = pool_piece(op, x, params, 0);

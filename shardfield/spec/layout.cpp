@@ -23,12 +23,6 @@ int Cut::piece_at(const Mesh& mesh, const std::vector<int64_t>& coord) const {
   return static_cast<int>(p);
 }
 
-bool Layout::is_simple(const int64_t* global_sizes) const {
-  if (!single_cuts_) return false;
-  return std::all_of(cuts_.begin(), cuts_.end(),
-                     [&](const Cut& c) { return c.total() == global_sizes[c.dim]; });
-}
-
 int Layout::cut_on(int dim) const {
   for (size_t c = 0; c < cuts_.size(); ++c)
     if (cuts_[c].dim == dim) return static_cast<int>(c);
@@ -42,8 +36,9 @@ std::vector<int64_t> Layout::local_sizes(const int64_t* global_sizes, int ndim) 
 std::vector<int64_t> Layout::local_sizes_at(const int64_t* global_sizes, int ndim,
                                             const std::vector<int64_t>& coord) const {
   std::vector<int64_t> local(global_sizes, global_sizes + ndim);
-  for (const Cut& cut : cuts_) {
-    const int64_t n = cut.total();
+  for (size_t c = 0; c < cuts_.size(); ++c) {
+    const Cut& cut = cuts_[c];
+    const int64_t n = totals_[c];
     // An empty dim stays empty whatever its outer factor was.
     local[cut.dim] = n == 0 ? 0 : local[cut.dim] / n * cut.sizes[cut.piece_at(*mesh_, coord)];
   }
@@ -94,6 +89,8 @@ const Layout* intern_layout(const Mesh& mesh, std::vector<Cut> cuts) {
     const int piece = cut.piece_at(mesh, mesh.coord);
     layout->pieces_.push_back(piece);
     layout->offsets_.push_back(cut.offset(piece));
+    layout->totals_.push_back(cut.total());
+    if (cut.sizes.size() > 1) layout->alone_ = false;
     layout->axes_.insert(layout->axes_.end(), cut.axes.begin(), cut.axes.end());
     if (c > 0 && layout->cuts_[c - 1].dim == cut.dim) layout->single_cuts_ = false;
   }

@@ -42,7 +42,14 @@ class Layout {
   /// True when no dim has two cuts (outer factors depend on the sizes: see is_simple).
   bool has_single_cuts() const { return single_cuts_; }
   /// True when every cut divides its whole dim: plain blocks, as in Shard(dim).
-  bool is_simple(const int64_t* global_sizes) const;
+  bool is_simple(const int64_t* global_sizes) const {
+    if (!single_cuts_) return false;
+    for (size_t c = 0; c < cuts_.size(); ++c)
+      if (totals_[c] != global_sizes[cuts_[c].dim]) return false;
+    return true;
+  }
+  /// True when no cut has a second piece: this rank holds every element, and pieces are whole.
+  bool is_alone() const { return alone_; }
   /// Index of the only cut on this dim, or -1.
   int cut_on(int dim) const;
   bool is_cut(int dim) const { return cut_on(dim) >= 0; }
@@ -62,8 +69,10 @@ class Layout {
   std::vector<Cut> cuts_;
   std::vector<int> pieces_;
   std::vector<int64_t> offsets_;
+  std::vector<int64_t> totals_;
   std::vector<int> axes_;
   bool single_cuts_ = true;
+  bool alone_ = true;
 };
 
 /// The one Layout object for these cuts, or nullptr when there is no cut left (a plain tensor).

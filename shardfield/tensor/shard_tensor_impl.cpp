@@ -164,7 +164,7 @@ c10::SmallVector<int64_t, 5> dense_strides(at::IntArrayRef sizes, at::MemoryForm
     const auto s = c10::get_channels_last_strides_3d(sizes);
     return {s.begin(), s.end()};
   }
-  c10::SmallVector<int64_t, 5> strides(sizes.size());
+  c10::SmallVector<int64_t, 5> strides(sizes.begin(), sizes.end());
   int64_t step = 1;
   for (size_t d = sizes.size(); d-- > 0;) {
     strides[d] = step;
@@ -205,9 +205,10 @@ at::Tensor make_view(at::Tensor piece, const spec::Layout* layout, at::IntArrayR
 at::Tensor make_sharded(at::Tensor piece, const spec::Layout* layout, at::IntArrayRef sizes,
                         at::MemoryFormat format) {
   if (!layout) return piece;
-  TORCH_INTERNAL_ASSERT(piece.sizes() == at::IntArrayRef(piece_sizes(*layout, sizes)), "piece ",
-                        piece.sizes(), " of a tensor ", sizes, " does not fit ",
-                        layout->to_string());
+  TORCH_INTERNAL_ASSERT(
+      layout->is_alone() ? piece.sizes() == sizes
+                         : piece.sizes() == at::IntArrayRef(piece_sizes(*layout, sizes)),
+      "piece ", piece.sizes(), " of a tensor ", sizes, " does not fit ", layout->to_string());
   return make_sharded_strided(std::move(piece), layout, sizes, dense_strides(sizes, format));
 }
 

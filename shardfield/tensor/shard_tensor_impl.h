@@ -57,11 +57,11 @@ class ShardTensorImpl final : public c10::TensorImpl {
 
 /// True for sharded tensors only; false for tensors that functorch or functionalization wrapped.
 inline bool is_sharded(const at::Tensor& t) {
-  return t.defined() &&
-         t.unsafeGetTensorImpl()->key_set().has_backend(c10::BackendComponent::PrivateUse3Bit) &&
-         !t.unsafeGetTensorImpl()->key_set().has_any(c10::DispatchKeySet(
-             {c10::DispatchKey::Functionalize, c10::DispatchKey::FuncTorchBatched,
-              c10::DispatchKey::FuncTorchGradWrapper, c10::DispatchKey::Python}));
+  constexpr c10::DispatchKeySet wrapped(
+      {c10::DispatchKey::Functionalize, c10::DispatchKey::FuncTorchBatched,
+       c10::DispatchKey::FuncTorchGradWrapper, c10::DispatchKey::Python});
+  const c10::DispatchKeySet keys = t.unsafeGetTensorImpl()->key_set();
+  return keys.has_backend(c10::BackendComponent::PrivateUse3Bit) && !keys.has_any(wrapped);
 }
 
 inline ShardTensorImpl* impl_of(const at::Tensor& t) {

@@ -92,8 +92,9 @@ TEST(Exchange, ComplexAndEmptyMessages) {  // cases J3, P5
         sends.push_back({peer, at::empty({0})});
         recvs.push_back({peer, at::empty({0})});
         start_exchange(mesh, sends, recvs).wait();
-        if (mesh.rank == 1)
+        if (mesh.rank == 1) {
           EXPECT_EQ(in[1].item<c10::complex<double>>(), (c10::complex<double>(1, 2)));
+        }
       },
       kTimeout);
 }

@@ -31,7 +31,9 @@ TEST(ShardTensor, RoundTripsEveryPairOfLayouts) {  // case B13
             const auto* to = spec::intern_layout(mesh, b);
             const at::Tensor moved = redistribute(redistribute(full, from), to);
             EXPECT_TRUE(at::equal(full_tensor(moved), full));
-            if (to) EXPECT_TRUE(at::equal(piece_of(moved), slice_piece(full, *to)));
+            if (to) {
+              EXPECT_TRUE(at::equal(piece_of(moved), slice_piece(full, *to)));
+            }
           }
         }
       },
