@@ -361,7 +361,13 @@ void gather_and_call(const c10::OperatorHandle& op, Stack* stack) {
   args.for_each_tensor([&](size_t i, const Tensor& t) {
     if (args.is_written(i)) tensor::check_writable(t, name.c_str());
   });
-  if (example.defined()) report_fallback(name, example);
+  if (example.defined()) {
+    report_fallback(name, example,
+                    args.writes_plain()
+                        ? "it is written into an ordinary tensor, which every rank holds whole; "
+                          "make that one from a sharded tensor (x.new_zeros, torch.empty_like)"
+                        : kNoShardedForm);
+  }
   std::vector<Written> written = gather_arguments(op, args, example);
   op.callBoxed(stack);
   if (!example.defined()) return;

@@ -45,9 +45,11 @@ const spec::Layout* layout_in_result(const at::Tensor& operand, at::IntArrayRef 
 /// else contiguous.
 c10::SmallVector<int64_t, 5> result_strides(const at::Tensor& like, at::IntArrayRef sizes);
 
-/// Strict mode and the once-per-op warning. Local.
+/// Strict mode and the once-per-op warning, with what to do in it. Local.
 void set_strict(bool strict);
 bool is_strict();
-void report_fallback(const std::string& op, const at::Tensor& example);
+inline constexpr const char* kNoShardedForm = "it has no sharded form";
+void report_fallback(const std::string& op, const at::Tensor& example,
+                     const char* reason = kNoShardedForm);
 
 }  // namespace shardfield::dispatch

@@ -20,21 +20,19 @@ bool is_strict() {
   return strict;
 }
 
-void report_fallback(const std::string& op, const at::Tensor& example) {
+void report_fallback(const std::string& op, const at::Tensor& example, const char* reason) {
   const spec::Layout& layout = tensor::layout_of(example);
-  SHARDFIELD_CHECK(
-      !strict, op, "has no sharded form for ", tensor::describe(example), " on rank ",
-      layout.mesh().rank,
-      " and strict mode forbids gathering it; redistribute the input or set_strict(False)");
+  SHARDFIELD_CHECK(!strict, op, "would gather ", tensor::describe(example), " on rank ",
+                   layout.mesh().rank, " because ", reason,
+                   ", and strict mode forbids it; redistribute the input or set_strict(False)");
   comm::count_fallback(layout.mesh().context, op.c_str());
   static auto* mutex = new std::mutex();
   static auto* seen = new std::set<std::string>();
   const std::lock_guard<std::mutex> lock(*mutex);
   if (layout.mesh().rank == 0 && seen->insert(op).second) {
-    TORCH_WARN(
-        "shardfield: ", op, " gathers ", tensor::describe(example), " (",
-        example.numel() * example.itemsize(),
-        " bytes) because it has no sharded form; shown once per op, see shardfield.report()");
+    TORCH_WARN("shardfield: ", op, " gathers ", tensor::describe(example), " (",
+               example.numel() * example.itemsize(), " bytes) because ", reason,
+               "; shown once per op, see shardfield.report()");
   }
 }
 

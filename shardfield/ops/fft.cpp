@@ -69,27 +69,33 @@ Tensor on_pieces(const Tensor& x, const Dims& dims, F&& transform) {
   return tensor::wrap(piece.contiguous(), layout_with(x, dims, sizes), sizes);
 }
 
-/// Where the cut of `dim` goes: dims that are done come first, so that what follows (a product of
-/// channels for each frequency) stays on its rank; then dims that are not transformed at all.
+/// Where the cut of `dim` may go, best first: dims that are done, so that what follows (a product
+/// of channels for each frequency) stays on its rank; the batch; dims that wait for their transform
+/// and pass the cut on; last the channels.
+std::vector<Dims> places_for_cut(const Tensor& x, int64_t dim, const Dims& done,
+                                 const Dims& waiting) {
+  Dims spare, batch;
+  for (int64_t d = 0; d < x.dim(); ++d)
+    if (d != dim && !contains(done, d) && !contains(waiting, d)) spare.push_back(d);
+  if (spare.size() > 1 && spare[0] == 0) batch = {0};
+  return {done, batch, waiting, spare};
+}
+
 Tensor with_dim_ready(const Tensor& x, int64_t dim, const Dims& done, const Dims& waiting) {
   if (!is_cut(x, dim)) return x;
   const int64_t pieces = pieces_along(x, dim);
-  Dims others, transformed;
-  bool fits_done = false, fits_other = false;
-  for (int64_t d = 0; d < x.dim(); ++d) {
-    const bool fits = d != dim && !is_cut(x, d) && x.size(d) >= pieces;
-    if (contains(done, d)) {
-      fits_done |= fits;
-    } else {
-      others.push_back(d);
-      if (contains(waiting, d))
-        transformed.push_back(d);
+  for (const Dims& places : places_for_cut(x, dim, done, waiting)) {
+    Dims busy;
+    bool fits = false;
+    for (int64_t d = 0; d < x.dim(); ++d) {
+      if (!contains(places, d))
+        busy.push_back(d);
       else
-        fits_other |= fits;
+        fits |= d != dim && !is_cut(x, d) && x.size(d) >= pieces;
     }
+    if (fits) return with_whole_dim("fft", x, dim, busy);
   }
-  if (fits_done) return with_whole_dim("fft", x, dim, others);
-  return with_whole_dim("fft", x, dim, fits_other ? transformed : Dims());
+  return with_whole_dim("fft", x, dim, {});
 }
 
 /// Complex transforms along the dims `waiting`, which go over to `done`.

@@ -617,16 +617,20 @@ def strict_mode(mesh) -> list[str]:
     try:
         with pytest.raises(RuntimeError) as caught:
             torch.unique_consecutive(x)
+        with pytest.raises(RuntimeError) as into_plain:
+            torch.zeros(8, dtype=x.dtype).copy_(x)
         assert_equal(x * 2 + x.sum(), numbers(8) * 2 + numbers(8).sum(), "sharded ops go on")
     finally:
         shardfield.set_strict(False)
     assert_equal(torch.unique_consecutive(x), torch.unique_consecutive(numbers(8)), "allowed again")
-    return [str(caught.value)]
+    return [str(caught.value), str(into_plain.value)]
 
 
 def test_strict_mode_refuses_a_gather(run_mesh):
-    (text,) = run_mesh((2,), strict_mode)[0]
+    text, into_plain = run_mesh((2,), strict_mode)[0]
     assert "unique_consecutive" in text
+    assert "ordinary tensor" in into_plain
+    assert "x.new_zeros" in into_plain
 
 
 def my_function(x, y):

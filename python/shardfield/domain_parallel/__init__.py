@@ -1,6 +1,10 @@
 """Sharded tensors: one sample over the ranks of a mesh."""
 
-from shardfield.domain_parallel import _boundary, _given_gradients  # noqa: F401
+from shardfield.domain_parallel import (  # noqa: F401
+    _boundary,
+    _given_gradients,
+    _written_tensors,
+)
 from shardfield.domain_parallel._halo import all_reduce, halo_exchange, ring_shift
 from shardfield.domain_parallel._local_map import local_map
 from shardfield.domain_parallel._scatter import scatter_tensor, shard_tensor
