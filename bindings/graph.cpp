@@ -7,6 +7,7 @@
 
 #include "shardfield/comm/collectives.h"
 #include "shardfield/exchange/listed_rows.h"
+#include "shardfield/graph/bistride.h"
 #include "shardfield/graph/curve.h"
 #include "shardfield/graph/halo_graph.h"
 #include "shardfield/graph/library.h"
@@ -249,6 +250,26 @@ py::tuple label_nodes(const Ints& offsets, const Ints& targets, const Doubles& c
   return labels_with_story(std::move(labels));
 }
 
+/// Nodes, offsets and targets of each coarser level.
+std::vector<std::tuple<py::array, py::array, py::array>> coarse_levels(const Ints& offsets,
+                                                                       const Ints& targets,
+                                                                       int64_t num_levels) {
+  graph::Lists lists;
+  lists.offsets.assign(offsets.data(), offsets.data() + offsets.size());
+  lists.targets.assign(targets.data(), targets.data() + targets.size());
+  std::vector<graph::CoarseLevel> levels;
+  {
+    const py::gil_scoped_release no_gil;
+    levels = graph::bistride_levels(graph::symmetric(lists), num_levels);
+  }
+  std::vector<std::tuple<py::array, py::array, py::array>> out;
+  for (graph::CoarseLevel& level : levels) {
+    out.emplace_back(given(std::move(level.nodes)), given(std::move(level.links.offsets)),
+                     given(std::move(level.links.targets)));
+  }
+  return out;
+}
+
 std::vector<std::shared_ptr<graph::ExchangePlan>> plan_rows(const std::vector<Ints>& rows,
                                                             const Labels& owners) {
   std::vector<std::span<const int64_t>> views;
@@ -427,6 +448,7 @@ void bind_graph(py::module_& m) {
   m.def("graph_cut_by_labels", &cut_by_labels);
   m.def("graph_plan_exchanges", &plan_rows);
   m.def("graph_label_nodes", &label_nodes);
+  m.def("graph_bistride_levels", &coarse_levels);
   m.def("graph_methods", &graph::methods_here, NoGil());
   m.def("graph_add_library_path", [](const std::string& name, const std::string& path) {
     graph::add_library_path(library_named(name), path);

@@ -11,6 +11,7 @@ import pytest
 import rank_pool
 
 MESHES = [(1,), (2,), (3,), (4,), (2, 2)]
+GEOMETRIC = ("test_geometric.py", "test_multiscale.py")
 
 
 def mesh_id(shape: tuple[int, ...]) -> str:
@@ -33,6 +34,8 @@ def pool_of(request: pytest.FixtureRequest) -> Iterator[Callable[[int], rank_poo
     # The published models take seconds to import: once in the fork server instead of once per rank.
     if any(item.path.name == "test_models.py" for item in request.session.items):
         preload.append("zoo_packages")
+    if any(item.path.name in GEOMETRIC for item in request.session.items):
+        preload.append("torch_geometric.nn")
     if any(item.path.name == "test_atomistic.py" for item in request.session.items):
         preload.append("mace_packages")
     if importlib.util.find_spec("shardfield") is None:

@@ -1,6 +1,7 @@
 """Meshes and graphs: files, partitions, ghosts, exchange plans."""
 
 from shardfield.graph._atoms import Neighbors, ShardedAtoms, neighbor_list, shard_atoms
+from shardfield.graph._coarse import CoarseLevel, bistride_levels
 from shardfield.graph._files import FilePiece, read_mesh, read_partition, write_mesh
 from shardfield.graph._halo_graph import (
     EdgesOfPart,
@@ -27,6 +28,7 @@ from shardfield.graph._picture import draw
 
 __all__ = [
     "CellBlock",
+    "CoarseLevel",
     "EdgesOfPart",
     "ExchangePlan",
     "FilePiece",
@@ -42,6 +44,7 @@ __all__ = [
     "Quality",
     "ShardedAtoms",
     "Trial",
+    "bistride_levels",
     "cut_by_labels",
     "draw",
     "methods",
