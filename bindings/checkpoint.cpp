@@ -1,5 +1,6 @@
 #include "bindings/module.h"
 
+#include "shardfield/checkpoint/load.h"
 #include "shardfield/checkpoint/reader.h"
 #include "shardfield/checkpoint/sha256.h"
 #include "shardfield/checkpoint/writer.h"

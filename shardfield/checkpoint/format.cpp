@@ -3,8 +3,9 @@
 #include <algorithm>
 #include <map>
 
+#include <c10/util/ArrayRef.h>
+
 #include "shardfield/base/error.h"
-#include "shardfield/tensor/shard_tensor_impl.h"
 
 namespace shardfield::checkpoint {
 
@@ -91,19 +92,6 @@ bool is_piece_file(const std::string& name) {
   const auto end = name.end() - static_cast<std::ptrdiff_t>(tail.size());
   return std::all_of(name.begin(), name.begin() + 16, hex) && name.substr(16, 2) == "-r" &&
          std::all_of(name.begin() + 18, end, digit);
-}
-
-Box box_of(const std::string& name, const at::Tensor& t) {
-  Box box = {std::vector<int64_t>(t.dim(), 0), t.sizes().vec()};
-  if (!tensor::is_sharded(t)) return box;
-  const spec::Layout& layout = tensor::layout_of(t);
-  SHARDFIELD_CHECK(layout.has_single_cuts() && layout.is_simple(t.sizes().data()), kOp, "'", name,
-                   "' is cut inside a merged dim; redistribute it to Shard placements first");
-  for (size_t c = 0; c < layout.cuts().size(); ++c) {
-    box.offset[layout.cuts()[c].dim] = layout.local_offset(c);
-    box.shape[layout.cuts()[c].dim] = layout.local_size(c);
-  }
-  return box;
 }
 
 }  // namespace shardfield::checkpoint

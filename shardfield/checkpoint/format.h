@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include <ATen/core/Tensor.h>
+#include <c10/core/ScalarType.h>
 
 /// What reader and writer share: names, boxes, the index's frame.
 namespace shardfield::checkpoint {
@@ -43,8 +43,5 @@ void check_cover(const std::string& name, const std::vector<int64_t>& shape,
 
 /// 16 hex digits, "-r", digits, ".safetensors": a name of a piece's file, never a path.
 bool is_piece_file(const std::string& name);
-
-/// This rank's box of a plain or sharded tensor. Local. @throws c10::Error when it is none.
-Box box_of(const std::string& name, const at::Tensor& t);
 
 }  // namespace shardfield::checkpoint

@@ -13,7 +13,8 @@
 namespace shardfield::checkpoint {
 
 MappedFile::MappedFile(std::string path) : path_(std::move(path)) {
-  const int file = ::open(path_.c_str(), O_RDONLY | O_CLOEXEC);
+  // Opening a pipe without O_NONBLOCK would wait for somebody who writes.
+  const int file = ::open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   SHARDFIELD_CHECK(file >= 0, "checkpoint", path_, " cannot be read: ", std::strerror(errno));
   struct stat status{};
   const bool known = ::fstat(file, &status) == 0 && S_ISREG(status.st_mode);

@@ -1,18 +1,18 @@
 #include "shardfield/checkpoint/reader.h"
 
 #include <algorithm>
-#include <array>
 #include <cstring>
+#include <limits>
+#include <stdexcept>
 
 #include <ATen/ATen.h>
+#include <c10/core/GradMode.h>
 
 #include <nlohmann/json.hpp>
 
 #include "shardfield/base/error.h"
 #include "shardfield/checkpoint/format.h"
 #include "shardfield/checkpoint/sha256.h"
-#include "shardfield/tensor/autograd.h"
-#include "shardfield/tensor/shard_tensor_impl.h"
 
 namespace shardfield::checkpoint {
 
@@ -22,6 +22,43 @@ using Json = nlohmann::json;
 using Sizes = std::vector<int64_t>;
 
 constexpr size_t kMaxHeaderBytes = 100000000;  // what the safetensors library accepts
+constexpr int kMaxNesting = 1000;              // what Python's JSON reads
+constexpr size_t kMaxDims = 64;                // what ATen's loops take
+
+/// What a file says that no checkpoint says; parse() adds the path.
+struct Malformed : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+/// JSON text as a value. Deep nesting is refused: reading it again would run out of stack.
+Json parsed(const char* begin, const char* end) {
+  return Json::parse(begin, end, [](int depth, Json::parse_event_t, const Json&) {
+    if (depth > kMaxNesting) throw Malformed("nested too deep");
+    return true;
+  });
+}
+
+/// A whole number. The library's own conversion takes fractions and wraps what is too large.
+int64_t integer_of(const Json& value) {
+  constexpr auto kMost = static_cast<uint64_t>(std::numeric_limits<int64_t>::max());
+  if (!value.is_number_integer() || (value.is_number_unsigned() && value.get<uint64_t>() > kMost))
+    throw Malformed("expected a whole number, got " +
+                    (value.is_number() ? value.dump() : std::string(value.type_name())));
+  return value.get<int64_t>();
+}
+
+Sizes sizes_of(const Json& list) {
+  if (!list.is_array() || list.size() > kMaxDims)
+    throw Malformed("expected a list of at most " + std::to_string(kMaxDims) + " sizes");
+  Sizes sizes;
+  for (const Json& size : list) sizes.push_back(integer_of(size));
+  return sizes;
+}
+
+void check_object(const Json& value) {
+  if (!value.is_object())
+    throw Malformed("expected names with values, got " + std::string(value.type_name()));
+}
 
 /// Bytes of a box of this dtype that lie inside a file; throws when they do not.
 int64_t checked_bytes(const std::string& name, at::ScalarType dtype, const Sizes& shape,
@@ -48,11 +85,11 @@ at::Tensor slice(at::Tensor t, const Box& box, const Box& part) {
 StoredTensor tensor_from(const std::string& name, const Json& entry) {
   StoredTensor t;
   t.dtype = dtype_of(entry.at("dtype").get<std::string>());
-  t.shape = entry.at("shape").get<Sizes>();
+  t.shape = sizes_of(entry.at("shape"));
   for (const Json& p : entry.at("pieces")) {
     t.pieces.push_back({p.at("file").get<std::string>(),
-                        p.at("begin").get<int64_t>(),
-                        {p.at("offset").get<Sizes>(), p.at("shape").get<Sizes>()},
+                        integer_of(p.at("begin")),
+                        {sizes_of(p.at("offset")), sizes_of(p.at("shape"))},
                         p.at("sha256").get<std::vector<std::string>>()});
     SHARDFIELD_CHECK(is_piece_file(t.pieces.back().file), kOp, "'", name, "' names the file '",
                      t.pieces.back().file, "', which is none of a checkpoint");
@@ -76,14 +113,27 @@ std::string checked_index(const MappedFile& file) {
   return body;
 }
 
-/// Runs a parser and turns the JSON library's errors into ours.
+/// Runs a parser and turns the JSON library's errors into ours, with the path.
 template <typename F>
 void parse(const std::string& path, F&& work) {
   try {
     work();
-  } catch (const nlohmann::json::exception& error) {
+  } catch (const Json::exception& error) {
+    SHARDFIELD_CHECK(false, kOp, path, " is malformed: ", error.what());
+  } catch (const Malformed& error) {
     SHARDFIELD_CHECK(false, kOp, path, " is malformed: ", error.what());
   }
+}
+
+/// @throws c10::Error unless a box lies inside a tensor of this shape.
+void check_inside(const std::string& name, const Box& box, const Sizes& shape) {
+  bool inside = box.offset.size() == shape.size() && box.shape.size() == shape.size();
+  for (size_t d = 0; inside && d < shape.size(); ++d)
+    inside = box.offset[d] >= 0 && box.shape[d] >= 0 && box.offset[d] <= shape[d] &&
+             box.shape[d] <= shape[d] - box.offset[d];
+  SHARDFIELD_CHECK(inside, kOp, "expected a box inside of '", name, "' (", c10::IntArrayRef(shape),
+                   "), got offset ", c10::IntArrayRef(box.offset), " and shape ",
+                   c10::IntArrayRef(box.shape));
 }
 
 }  // namespace
@@ -100,13 +150,15 @@ void Reader::open_folder(const std::string& folder) {
   const std::string path = folder + "/" + kIndex;
   const std::string text = checked_index(MappedFile(path));
   parse(path, [&] {
-    const Json body = Json::parse(text);
+    const Json body = parsed(text.data(), text.data() + text.size());
+    check_object(body);
     const auto format = body.value("format", "");
-    const int version = body.value("version", 0);
+    const int64_t version = body.contains("version") ? integer_of(body.at("version")) : 0;
     SHARDFIELD_CHECK(format == kFormat && version == kVersion, kOp, path, " is '", format,
                      "' version ", version, "; this library reads shardfield-sharded ", kVersion);
     save_ = body.at("save").get<std::string>();
     structure_ = body.at("structure").dump();
+    check_object(body.at("tensors"));
     for (const auto& [name, entry] : body.at("tensors").items())
       tensors_.emplace(name, tensor_from(name, entry));
   });
@@ -122,7 +174,8 @@ void Reader::open_file(const std::string& path) {
   SHARDFIELD_CHECK(mapped.size() >= 8 && length <= kMaxHeaderBytes && length <= mapped.size() - 8,
                    kOp, path, " is no safetensors file, or cut off in its header");
   parse(path, [&] {
-    const Json header = Json::parse(mapped.data() + 8, mapped.data() + 8 + length);
+    const Json header = parsed(mapped.data() + 8, mapped.data() + 8 + length);
+    check_object(header);
     for (const auto& [key, entry] : header.items()) {
       if (key == "__metadata__") {
         metadata_ = entry.get<std::map<std::string, std::string>>();
@@ -130,18 +183,22 @@ void Reader::open_file(const std::string& path) {
       }
       StoredTensor t;
       t.dtype = dtype_of(entry.at("dtype").get<std::string>());
-      t.shape = entry.at("shape").get<Sizes>();
-      const auto offsets = entry.at("data_offsets").get<std::array<int64_t, 2>>();
-      const auto begin = static_cast<int64_t>(8 + length) + std::max<int64_t>(offsets[0], 0);
+      t.shape = sizes_of(entry.at("shape"));
+      const Sizes offsets = sizes_of(entry.at("data_offsets"));
+      const auto first = static_cast<int64_t>(8 + length);
+      const bool ordered = offsets.size() == 2 && offsets[0] >= 0 && offsets[0] <= offsets[1] &&
+                           offsets[1] <= static_cast<int64_t>(mapped.size()) - first;
+      const int64_t begin = first + (ordered ? offsets[0] : 0);
       const int64_t bytes = checked_bytes(key, t.dtype, t.shape, begin, mapped);
-      SHARDFIELD_CHECK(offsets[0] >= 0 && offsets[1] - offsets[0] == bytes, kOp, path, ": '", key,
+      SHARDFIELD_CHECK(ordered && offsets[1] - offsets[0] == bytes, kOp, path, ": '", key,
                        "' has offsets that do not fit its shape");
       t.pieces.push_back({name, begin, {Sizes(t.shape.size(), 0), t.shape}, {}});
       tensors_.emplace(key, std::move(t));
     }
     const auto pairs = metadata_.find(kPairs);
     if (pairs == metadata_.end()) return;
-    for (const Json& key : Json::parse(pairs->second)) {
+    const std::string& names = pairs->second;
+    for (const Json& key : parsed(names.data(), names.data() + names.size())) {
       const auto found = tensors_.find(key.get<std::string>());
       SHARDFIELD_CHECK(found != tensors_.end(), kOp, path, ": no tensor ", key.dump());
       StoredTensor& t = found->second;
@@ -169,10 +226,10 @@ const StoredTensor& Reader::tensor(const std::string& name) const {
 int64_t Reader::integer(const std::string& name) const {
   int64_t found = 0;
   parse(folder_, [&] {
-    const Json state = Json::parse(structure_);
+    const Json state = parsed(structure_.data(), structure_.data() + structure_.size());
     for (const Json& entry : state.at("dict")) {
       if (entry.at(0).get<std::string>() != name) continue;
-      found = entry.at(1).at("value").get<int64_t>();
+      found = integer_of(entry.at(1).at("value"));
       return;
     }
     SHARDFIELD_CHECK(false, kOp, "no value '", name, "' in ", folder_);
@@ -202,56 +259,43 @@ void Reader::check_blocks(const MappedFile& file, const StoredPiece& piece, int6
   }
 }
 
+void Reader::copy_part(const StoredPiece& piece, at::ScalarType dtype, const Box& wanted,
+                       const Box& part, const at::Tensor& out) {
+  const MappedFile& mapped = file(piece.file);
+  const auto itemsize = static_cast<int64_t>(c10::elementSize(dtype));
+  check_blocks(mapped, piece, itemsize, part);
+  // The map is read only; nothing below writes through this tensor.
+  char* data = const_cast<char*>(mapped.data()) + piece.begin;
+  at::Tensor aligned;
+  if (reinterpret_cast<uintptr_t>(data) % static_cast<uintptr_t>(std::min<int64_t>(itemsize, 8))) {
+    aligned = at::empty({elements(piece.box.shape) * itemsize}, at::kByte);
+    std::memcpy(aligned.mutable_data_ptr(), data, aligned.nbytes());
+    data = static_cast<char*>(aligned.mutable_data_ptr());
+  }
+  const at::Tensor whole = at::from_blob(data, piece.box.shape, at::dtype(dtype));
+  slice(out, wanted, part).copy_(slice(whole, piece.box, part));
+}
+
 at::Tensor Reader::read(const std::string& name, const std::optional<Box>& box) {
-  const at::NoGradGuard no_grad;
+  const c10::NoGradGuard no_grad;
   const StoredTensor& t = tensor(name);
   const Box wanted = box.value_or(Box{Sizes(t.shape.size(), 0), t.shape});
-  SHARDFIELD_CHECK(wanted.offset.size() == t.shape.size() && wanted.shape.size() == t.shape.size(),
-                   kOp, "expected a box of ", t.shape.size(), " dims for '", name, "'");
-  at::Tensor out = at::empty(wanted.shape, t.dtype);
-  for (const StoredPiece& piece : t.pieces) {
-    const auto part = overlap(wanted, piece.box);
-    if (!part) continue;
-    const MappedFile& mapped = file(piece.file);
-    const int64_t bytes = checked_bytes(name, t.dtype, piece.box.shape, piece.begin, mapped);
-    const auto itemsize = static_cast<int64_t>(c10::elementSize(t.dtype));
-    check_blocks(mapped, piece, itemsize, *part);
-    // The map is read only; nothing below writes through this tensor.
-    char* data = const_cast<char*>(mapped.data()) + piece.begin;
-    at::Tensor aligned;
-    if (reinterpret_cast<uintptr_t>(data) %
-        static_cast<uintptr_t>(std::min<int64_t>(itemsize, 8))) {
-      aligned = at::empty({bytes}, at::kByte);
-      std::memcpy(aligned.mutable_data_ptr(), data, static_cast<size_t>(bytes));
-      data = static_cast<char*>(aligned.mutable_data_ptr());
-    }
-    const at::Tensor whole = at::from_blob(data, piece.box.shape, at::dtype(t.dtype));
-    slice(out, wanted, *part).copy_(slice(whole, piece.box, *part));
-  }
+  check_inside(name, wanted, t.shape);
+  // All sizes before anything is allocated: a file may speak of more than it holds.
+  for (const StoredPiece& piece : t.pieces)
+    if (overlap(wanted, piece.box))
+      checked_bytes(name, t.dtype, piece.box.shape, piece.begin, file(piece.file));
+  const bool is_bool = t.dtype == at::kBool;
+  const at::ScalarType dtype = is_bool ? at::kByte : t.dtype;
+  at::Tensor out = at::empty(wanted.shape, dtype);
+  for (const StoredPiece& piece : t.pieces)
+    if (const auto part = overlap(wanted, piece.box)) copy_part(piece, dtype, wanted, *part, out);
   bytes_read_ += static_cast<int64_t>(out.nbytes());
-  return out;
-}
-
-void read_into(Reader& reader, const std::string& name, at::Tensor target) {
-  const at::NoGradGuard no_grad;
-  const StoredTensor& stored = reader.tensor(name);
-  SHARDFIELD_CHECK(stored.dtype == target.scalar_type() && target.sizes() == stored.shape, kOp, "'",
-                   name, "' is ", stored.dtype, " ", c10::IntArrayRef(stored.shape),
-                   " in the checkpoint, expected ", target.scalar_type(), " ", target.sizes());
-  if (!tensor::is_sharded(target)) {
-    target.copy_(reader.read(name));
-    return;
-  }
-  const Box box = box_of(name, target);
-  tensor::local(target.detach()).copy_(reader.read(name, box));
-}
-
-void load_module(Reader& reader, torch::nn::Module& module, const std::string& prefix) {
-  const std::string start = prefix.empty() ? "" : prefix + "/";
-  for (const auto& entry : module.named_parameters())
-    read_into(reader, start + entry.key(), entry.value());
-  for (const auto& entry : module.named_buffers())
-    read_into(reader, start + entry.key(), entry.value());
+  if (!is_bool) return out;
+  const auto* bytes = out.const_data_ptr<uint8_t>();
+  SHARDFIELD_CHECK(std::all_of(bytes, bytes + out.numel(), [](uint8_t b) { return b <= 1; }), kOp,
+                   "'", name, "' in ", folder_, " is said to be bool and holds other bytes");
+  return out.view(at::kBool);
 }
 
 }  // namespace shardfield::checkpoint

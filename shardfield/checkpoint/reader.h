@@ -9,7 +9,6 @@
 #include <vector>
 
 #include <ATen/core/Tensor.h>
-#include <torch/nn/module.h>
 
 #include "shardfield/checkpoint/format.h"
 #include "shardfield/checkpoint/mapped_file.h"
@@ -61,6 +60,9 @@ class Reader {
   const MappedFile& file(const std::string& name);
   void check_blocks(const MappedFile& file, const StoredPiece& piece, int64_t itemsize,
                     const Box& part);
+  /// Copies the common part of a piece and a wanted box into `out`, the wanted box.
+  void copy_part(const StoredPiece& piece, at::ScalarType dtype, const Box& wanted, const Box& part,
+                 const at::Tensor& out);
 
   std::string folder_;
   bool verify_;
@@ -71,13 +73,5 @@ class Reader {
   std::map<std::string, std::string> metadata_;
   int64_t bytes_read_ = 0;
 };
-
-/// Fills this rank's piece of a plain or sharded tensor with its range of a stored one, in place.
-/// Local. @throws c10::Error when shape or dtype differ.
-void read_into(Reader& reader, const std::string& name, at::Tensor target);
-
-/// Fills parameters and buffers of a module, plain or sharded, from the names
-/// "<prefix>/<parameter>" that Python's save_sharded({"model": net}) writes. Local.
-void load_module(Reader& reader, torch::nn::Module& module, const std::string& prefix = "model");
 
 }  // namespace shardfield::checkpoint

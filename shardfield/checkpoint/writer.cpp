@@ -15,6 +15,7 @@
 
 #include "shardfield/base/error.h"
 #include "shardfield/checkpoint/format.h"
+#include "shardfield/checkpoint/load.h"
 #include "shardfield/checkpoint/sha256.h"
 #include "shardfield/comm/collectives.h"
 #include "shardfield/comm/vector_collectives.h"

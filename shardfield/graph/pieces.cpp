@@ -92,6 +92,22 @@ void set_points(const Mesh& mesh, Piece& piece, std::span<const int32_t> owners,
   piece.point_owners = pick(owners, piece.points);
 }
 
+/// @throws std::invalid_argument unless every row has an owner among the parts.
+void check_rows(const std::vector<std::span<const int64_t>>& rows,
+                std::span<const int32_t> owners) {
+  check_labels(owners, static_cast<int64_t>(owners.size()), static_cast<int64_t>(rows.size()),
+               "row");
+  for (size_t part = 0; part < rows.size(); ++part) {
+    for (const int64_t row : rows[part]) {
+      if (row < 0 || row >= static_cast<int64_t>(owners.size())) {
+        throw std::invalid_argument("partition: part " + std::to_string(part) + " holds row " +
+                                    std::to_string(row) + "; expected 0 to " +
+                                    std::to_string(owners.size()) + " (exclusive)");
+      }
+    }
+  }
+}
+
 }  // namespace
 
 void check_labels(std::span<const int32_t> labels, int64_t num_rows, int64_t num_parts,
@@ -112,7 +128,8 @@ void check_labels(std::span<const int32_t> labels, int64_t num_rows, int64_t num
 
 std::vector<ExchangePlan> plan_exchanges(const std::vector<std::span<const int64_t>>& rows,
                                          std::span<const int32_t> owners) {
-  std::vector<int64_t> place(owners.size());  // local number of each row at its owner
+  check_rows(rows, owners);
+  std::vector<int64_t> place(owners.size(), -1);  // local number of each row at its owner
   std::vector<ExchangePlan> plans(rows.size());
   for (size_t part = 0; part < rows.size(); ++part) {
     ExchangePlan& plan = plans[part];
@@ -127,6 +144,14 @@ std::vector<ExchangePlan> plan_exchanges(const std::vector<std::span<const int64
     for (int64_t i = plan.num_owned; i < plan.num_rows; ++i) {
       const int64_t row = rows[part][static_cast<size_t>(i)];
       const int64_t owner = owners[static_cast<size_t>(row)];
+      if (owner == static_cast<int64_t>(part) || place[static_cast<size_t>(row)] < 0) {
+        throw std::invalid_argument("partition: row " + std::to_string(row) + " of part " +
+                                    std::to_string(part) +
+                                    (owner == static_cast<int64_t>(part)
+                                         ? " stands after its ghosts; expected own rows first"
+                                         : " is a ghost that its owner, part " +
+                                               std::to_string(owner) + ", does not hold"));
+      }
       if (plan.receives.empty() || plan.receives.back().part != owner) {
         plan.receives.push_back({owner, i, 0});
         plans[static_cast<size_t>(owner)].sends.push_back({static_cast<int64_t>(part), {}});

@@ -67,6 +67,8 @@ struct Piece {
 ///
 /// @param rows    global row numbers held by each part
 /// @param owners  owner of every global row
+/// @throws std::invalid_argument for a row or an owner out of range, a ghost before an own row, a
+///   ghost that its owner does not hold
 [[nodiscard]] std::vector<ExchangePlan> plan_exchanges(
     const std::vector<std::span<const int64_t>>& rows, std::span<const int32_t> owners);
 

@@ -170,7 +170,10 @@ def _plan(pieces: list[FilePiece], what: str) -> None:
         raise ValueError(
             f"read_partition: ghost {what}s are owned by parts {missing}, which have no file"
         )
-    owner_of: NDArray[np.int32] = np.zeros(max(int(r.max(initial=-1)) for r in rows) + 1, np.int32)
+    # Counted anew: a file's numbers may be of any size.
+    known = np.unique(np.concatenate(rows))
+    owner_of: NDArray[np.int32] = np.zeros(len(known), np.int32)
+    rows = [np.searchsorted(known, row) for row in rows]
     for row, owner in zip(rows, owners, strict=True):
         owner_of[row] = [place[o] for o in owner.tolist()]
     for piece, plan in zip(pieces, core.graph_plan_exchanges(rows, owner_of), strict=True):

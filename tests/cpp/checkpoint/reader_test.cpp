@@ -7,8 +7,10 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <sys/stat.h>
 #include <unistd.h>
 
+#include "shardfield/checkpoint/load.h"
 #include "shardfield/checkpoint/sha256.h"
 #include "shardfield/comm/in_process.h"
 #include "shardfield/tensor/scatter.h"
@@ -117,6 +119,29 @@ TEST_F(Checkpoint, DamageAndForeignShapesAreNamed) {
   EXPECT_TRUE(says(error_of([&] { shorter.read("model/weight"); }), "cut off inside"));
   std::ofstream(folder_ / "shardfield.index.json", std::ios::app) << " ";
   EXPECT_TRUE(says(error_of([&] { Reader again(folder_); }), "is damaged: its hash differs"));
+}
+
+TEST_F(Checkpoint, ABoxOutsideOfTheTensorIsRefused) {
+  Reader reader(folder_);
+  for (const Box& box : {Box{{0, 0}, {4, 2}}, Box{{-1, 0}, {1, 2}}, Box{{2, 0}, {2, 2}},
+                         Box{{0, 0}, {3, INT64_MAX}}, Box{{0}, {3}}})
+    EXPECT_TRUE(says(error_of([&] { reader.read("model/weight", box); }),
+                     "expected a box inside of 'model/weight' ([3, 2])"));
+}
+
+TEST_F(Checkpoint, WhatWouldExhaustTheStackOrWaitIsRefused) {
+  const std::string deep = std::string(300000, '[') + std::string(300000, ']');
+  write_index(R"({"format": "shardfield-sharded", "version": 1, "save": "0123456789abcdef",
+ "tensors": {}, "structure": )" +
+              deep + "}");
+  EXPECT_TRUE(says(error_of([&] { Reader reader(folder_); }), "malformed: nested too deep"));
+  const fs::path file = folder_ / "deep.safetensors";
+  const uint64_t length = deep.size();
+  std::ofstream(file, std::ios::binary).write(reinterpret_cast<const char*>(&length), 8) << deep;
+  EXPECT_TRUE(says(error_of([&] { Reader reader(file); }), "malformed: nested too deep"));
+  fs::remove(file);
+  ASSERT_EQ(::mkfifo(file.c_str(), 0600), 0);
+  EXPECT_TRUE(says(error_of([&] { Reader reader(file); }), "it is no file"));
 }
 
 TEST_F(Checkpoint, OneFileAlone) {

@@ -8,6 +8,7 @@
 
 #include <unistd.h>
 
+#include "shardfield/checkpoint/load.h"
 #include "shardfield/checkpoint/reader.h"
 #include "shardfield/comm/in_process.h"
 #include "shardfield/tensor/scatter.h"
