@@ -12,6 +12,7 @@ from shardfield.distributed import (
     UndefinedGroupError,
     UninitializedManagerError,
     all_gather_v,
+    fused_all_reduce,
 )
 from shardfield.domain_parallel import shard_tensor
 from torch.distributed.tensor import Shard
@@ -21,10 +22,34 @@ def members(name: str) -> list[int]:
     return dist.get_process_group_ranks(DistributedManager().group(name))
 
 
+def a_group_of_one_comes_first() -> None:
+    """Ranks of the world, not of the group that was made before the manager looked."""
+    n, rank = dist.get_world_size(), dist.get_rank()
+    alone = dist.new_group([n - 1])
+    if rank == n - 1:
+        assert fused_all_reduce(torch.ones(1), group=alone).tolist() == [1]
+    DistributedManager.initialize()
+    dm = DistributedManager()
+    assert (dm.rank, dm.world_size, dm.local_rank) == (rank, n, rank)
+    assert dm.device.index in (None, rank)
+    mesh = dm.initialize_mesh((-1,), ("domain",))
+    assert (dm.group_rank("domain"), dm.group_size("domain")) == (rank, n)
+    x = shard_tensor(torch.arange(float(n)), mesh, [Shard(0)])
+    assert x.to_local().tolist() == [rank]
+    ranks = all_gather_v(torch.tensor([dm.rank]), [1] * n, group="domain")
+    assert ranks.tolist() == list(range(n))
+    with pytest.raises(RuntimeError, match=f"on rank {rank} of {n}"):
+        all_gather_v(torch.ones(1), [2] * n, group="domain")
+    DistributedManager.cleanup(barrier=True)
+
+
+def test_J7_a_group_of_one_before_the_world(run_ranks, ranks):
+    run_ranks(ranks, a_group_of_one_comes_first)
+
+
 def starts_over_a_group_that_exists() -> None:
     with pytest.raises(UninitializedManagerError, match="call DistributedManager"):
         DistributedManager()
-    dist.new_group([0])  # case J7: a group of one, made before the manager looks
     DistributedManager.initialize()
     dm = DistributedManager()
     assert (dm.rank, dm.world_size) == (dist.get_rank(), dist.get_world_size())
