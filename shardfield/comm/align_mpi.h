@@ -7,6 +7,9 @@
 #include <string>
 #include <vector>
 
+#if !__has_include(<mpi.h>)
+#error "shardfield/comm/align_mpi.h needs MPI (mpi.h); without it include rank_alignment.h"
+#endif
 #include <mpi.h>
 #include <netinet/in.h>
 #include <sys/socket.h>

@@ -12,8 +12,14 @@ from test_launchers import clean_environment, finish, free_port, program, start
 SCRIPT = str(Path(__file__).resolve().parent / "aligned_rank.py")
 
 
-def run_mpi(ranks: int, command: list[str], environment: dict[str, str], folder: Path) -> None:
-    mpirun = [program("mpirun.openmpi"), "-np", str(ranks), *command]
+def run_mpi(
+    ranks: int,
+    command: list[str],
+    environment: dict[str, str],
+    folder: Path,
+    launcher: str = "mpirun.openmpi",
+) -> None:
+    mpirun = [program(launcher), "-np", str(ranks), *command]
     ((code, text),) = finish([start(mpirun, environment)])
     assert code == 0, text[-4000:]
     assert len(list(folder.glob("*.passed"))) == ranks, text[-4000:]
@@ -30,6 +36,16 @@ def test_K7_torch_started_in_another_order_is_refused(tmp_path):
         WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=free_port()
     )
     run_mpi(2, ["sh", "-c", line], environment, tmp_path)
+
+
+def test_K7_under_mpich_three_ranks_agreed_permuted_other_sizes_and_missing(tmp_path):
+    """mpi4py looks for MPICH under the name of its ABI; Debian's library has another one."""
+    found = sorted(Path("/usr/lib").glob("*/libmpich.so.12"))
+    assert found, "MPICH's library is missing: tools/install_system_packages.sh installs it"
+    (tmp_path / "libmpi.so.12").symlink_to(found[0])
+    environment = clean_environment(MPI4PY_MPIABI="mpich", LD_LIBRARY_PATH=str(tmp_path))
+    command = [sys.executable, SCRIPT, str(tmp_path), "all"]
+    run_mpi(3, command, environment, tmp_path, "mpirun.mpich")
 
 
 def test_what_is_no_communicator_is_named(monkeypatch):
