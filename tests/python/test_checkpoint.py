@@ -6,6 +6,7 @@ import hashlib
 import json
 import math
 import os
+import pickle
 import random
 import signal
 import threading
@@ -516,6 +517,43 @@ def test_malformed_files_are_refused_whatever_is_in_them(tmp_path):
         assert load()["n"] == [1, "two"]
 
 
+class Intruder:
+    """Pickled by hand: whoever unpickles it writes a file."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def __reduce__(self):
+        return os.mkdir, (self.path,)
+
+
+def no_pickle(*args, **kwargs):
+    raise AssertionError("a pickle was read or written")
+
+
+def saved_and_loaded_without_pickle(folder: str) -> None:
+    net = nn.Linear(3, 2)
+    state = {"net": net, "x": chunked(numbers(4, 3)), "note": ["text", 1.5]}
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("dump", "dumps", "load", "loads", "Pickler", "Unpickler"):
+            patch.setattr(pickle, name, no_pickle)
+        save_sharded(f"{folder}/pieces", state)
+        assert load_sharded(f"{folder}/pieces", state)["note"] == ["text", 1.5]
+        save_full(f"{folder}/net.safetensors", net)
+        load_full(f"{folder}/net.safetensors", net)
+        load_full(f"{folder}/net.pt", net)
+
+
+def test_nothing_is_unpickled(run_ranks, tmp_path):
+    net = nn.Linear(3, 2)
+    torch.save(net.state_dict(), tmp_path / "net.pt")
+    run_ranks(2, saved_and_loaded_without_pickle, folder=str(tmp_path))
+    torch.save({"x": torch.ones(1), "y": Intruder(str(tmp_path / "was_here"))}, tmp_path / "bad.pt")
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        load_full(tmp_path / "bad.pt")
+    assert not (tmp_path / "was_here").exists()
+
+
 def test_an_index_that_names_foreign_files_is_refused(tmp_path):
     save_sharded(tmp_path, {"x": torch.ones(2)}, rng=False)
     body = json.loads((tmp_path / INDEX).read_text())["index"]
@@ -588,7 +626,8 @@ def test_sha256():
         assert core.sha256(data) == hashlib.sha256(data).hexdigest()
 
 
-def test_killed_at_any_moment_the_last_good_checkpoint_loads(tmp_path):
+@pytest.mark.parametrize("async_op", [False, True])
+def test_killed_at_any_moment_the_last_good_checkpoint_loads(tmp_path, async_op):
     """A process saves step after step and is killed; what is there loads and is of one step."""
     dice = random.Random(2)
     seen = set()
@@ -598,11 +637,11 @@ def test_killed_at_any_moment_the_last_good_checkpoint_loads(tmp_path):
         if child == 0:
             try:
                 step = load_sharded(tmp_path, rng=False)["step"]
+                x = torch.zeros(40000)
                 while True:
                     step += 1
-                    save_sharded(
-                        tmp_path, {"x": torch.full((40000,), float(step)), "step": step}, rng=False
-                    )
+                    x.fill_(step)  # while the save before may still be on its way to the disk
+                    save_sharded(tmp_path, {"x": x, "step": step}, rng=False, async_op=async_op)
             finally:
                 os._exit(1)
         time.sleep(dice.uniform(0.01, 0.12))
