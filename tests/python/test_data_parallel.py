@@ -141,10 +141,10 @@ def fit(model: nn.Module, recipe: Recipe, part: Part, mesh: Any = None) -> tuple
 
 
 def part_of(mesh: Any) -> Part:
-    """Data axes are those named replicate and data; all others cut height, then width."""
+    """Data axes are replicate and data; "other" is a single rank's; the rest cut height and width."""
     names = mesh.mesh_dim_names
     data = [a for a in names if a in ("replicate", "data")]
-    domain = [a for a in names if a not in data]
+    domain = [a for a in names if a not in (*data, "other")]
     ranks, place = 1, 0
     for a in data:
         ranks, place = ranks * mesh[a].size(), place * mesh[a].size() + mesh.get_local_rank(a)
@@ -180,7 +180,7 @@ def trains_like_serial(
     mesh = mesh_of(shape, names)
     serial, ours = Net(unused), Net(unused)
     want, want_ema = fit(serial, RECIPES[recipe], Part())
-    domain = tuple(a for a in names if a not in ("replicate", "data"))
+    domain = tuple(a for a in names if a not in ("replicate", "data", "other"))
     sync_module_over_mesh(ours, mesh[domain])
     got, ema = fit(wrapped(ours, wrapper, mesh, unused), RECIPES[recipe], part_of(mesh), mesh)
     assert got == pytest.approx(want, rel=1e-9)
@@ -196,6 +196,7 @@ MESHES = {
     "data, height, width": ((2, 2, 2), ("data", "height", "width")),
     "replicate, data, domain": ((2, 2, 2), ("replicate", "data", "domain")),
     "replicate, data, height, width": ((2, 1, 2, 2), ("replicate", "data", "height", "width")),
+    "other, data, height, width": ((1, 2, 2, 2), ("other", "data", "height", "width")),
 }
 
 
@@ -221,8 +222,9 @@ def test_unused_parameters(run_ranks):
 
 
 @pytest.mark.parametrize("wrapper", ["ddp", "fsdp"])
-def test_three_axes(run_ranks, wrapper):
-    run(run_ranks, "data, height, width", wrapper=wrapper, recipe="accumulated, clipped")
+@pytest.mark.parametrize("mesh", ["data, height, width", "other, data, height, width"])
+def test_three_and_four_axes(run_ranks, mesh, wrapper):
+    run(run_ranks, mesh, wrapper=wrapper, recipe="accumulated, clipped")
 
 
 @pytest.mark.parametrize("mesh", [m for m in MESHES if m.startswith("replicate")])
