@@ -156,6 +156,33 @@ def test_a_tensor_that_others_see_stays_plain(run_mesh):
     run_mesh((2,), still_seen)
 
 
+class Queue(torch.nn.Module):
+    """Remembers what it was called with, as contrastive models do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("rows", zeros(6, 4))
+        self.register_buffer("total", zeros(3, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.rows[1:4] = x
+        self.total += x
+        self.total[:] += x
+        return self.rows * 2
+
+
+def module_state(mesh) -> None:
+    """A module's buffers are saved and loaded whole, so they stay plain."""
+    net = Queue()
+    assert_equal(net(sharded(numbers(3, 4), mesh, 0)), net(numbers(3, 4)), "output")
+    assert not any(is_sharded(b) for b in net.state_dict().values())
+    assert_equal(net.total, numbers(3, 4) * 4, "total")
+
+
+def test_buffers_of_modules_stay_plain(run_mesh):
+    run_mesh((2,), module_state)
+
+
 def one_rank_sees(mesh) -> None:
     """Ranks that differ decide alike."""
     x = sharded(numbers(6, 4), mesh, 0)

@@ -9,8 +9,10 @@ that of one sharded tensor into another. The values are the same either way.
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable
 from numbers import Integral
+from types import FrameType
 from typing import Any
 
 import torch
@@ -61,6 +63,12 @@ def _cuts_of_written(shape: torch.Size, window: _Window, value: torch.Tensor) ->
             return None
         cuts.append((into, axes, sizes if whole else core.chunk_sizes(shape[into], len(sizes))))
     return cuts
+
+
+def _is_buffer(tensor: torch.Tensor, writer: FrameType) -> bool:
+    """True for a registered buffer of a module that the writing code has at hand, as its self."""
+    modules = [m for m in writer.f_locals.values() if isinstance(m, torch.nn.Module)]
+    return any(tensor is b for m in modules for b in m._buffers.values())
 
 
 def _is_unseen(tensor: torch.Tensor, views: int = 0) -> bool:
@@ -129,6 +137,7 @@ def _become_view(view: torch.Tensor, value: torch.Tensor) -> None:
     index = _index_of_view(view, base)
     window = _window(index, base.shape) if index is not None else None
     unseen = _is_unseen(base, views=1) and view._use_count() == 1
+    unseen = unseen and not _is_buffer(base, sys._getframe(2))
     if _become_sharded(base, window, value, unseen):
         torch._C._swap_tensor_impl(view, base[index])
 
@@ -145,7 +154,9 @@ def _patch_item_writes() -> None:
     @functools.wraps(stock)
     def setitem(self: torch.Tensor, index: Any, value: Any) -> None:
         if _is_mixed(self, value):
-            _become_sharded(self, _window(index, self.shape), value, _is_unseen(self))
+            # A module's state stays as it is saved and loaded: whole.
+            unseen = _is_unseen(self) and not _is_buffer(self, sys._getframe(1))
+            _become_sharded(self, _window(index, self.shape), value, unseen)
         stock(self, index, value)
 
     torch.Tensor.__setitem__ = setitem  # type: ignore[method-assign,assignment]
@@ -158,7 +169,8 @@ def _patched(stock: Callable[..., Any]) -> Callable[..., Any]:
             if self._is_view():
                 _become_view(self, value)
             else:
-                _become_sharded(self, _window(..., self.shape), value, _is_unseen(self))
+                unseen = _is_unseen(self) and not _is_buffer(self, sys._getframe(1))
+                _become_sharded(self, _window(..., self.shape), value, unseen)
         return stock(self, value)
 
     return in_place
