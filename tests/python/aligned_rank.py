@@ -77,6 +77,25 @@ def two_solvers() -> None:
         assert align_communicators((RANK // 2, 2), group=alone.group, name="odd").rank == RANK // 2
 
 
+class CrossedWires:
+    """The world, but what goes to the right neighbour goes to the left one."""
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(WORLD, name)
+
+    def Isend(self, buffer: object, dest: int, tag: int) -> object:
+        return WORLD.Isend(buffer, dest=(2 * RANK - dest) % SIZE, tag=tag)
+
+    def Irecv(self, buffer: object, source: int, tag: int) -> object:
+        return WORLD.Irecv(buffer, source=(2 * RANK - source) % SIZE, tag=tag)
+
+
+def crossed_wires() -> None:
+    """The numbers agree, the order does not: only the token finds that out."""
+    text = error_of(lambda: align_communicators(CrossedWires()))
+    assert f"rank {RANK} got a token that is not rank {(RANK - 1) % SIZE}'s" in text, text
+
+
 def one_rank_is_missing() -> None:
     last = SIZE - 1
     if last != RANK:
@@ -101,9 +120,9 @@ def main(folder: str, case: str) -> None:
         text = error_of(lambda: align_communicators(WORLD))
         assert f"solver rank 0 is torch rank {SIZE - 1}" in text, text
     else:
-        parts = [starts_torch, agreed, permuted, other_sizes, two_solvers, one_rank_is_missing]
-        if SIZE != 4:
-            parts.remove(two_solvers)
+        parts = [starts_torch, agreed, permuted, other_sizes, crossed_wires, one_rank_is_missing]
+        if SIZE == 4:
+            parts.append(two_solvers)
         for part in parts:
             part()
             WORLD.Barrier()

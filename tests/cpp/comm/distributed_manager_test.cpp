@@ -1,5 +1,11 @@
 #include "shardfield/comm/distributed_manager.h"
 
+#include <fstream>
+#include <iomanip>
+#include <set>
+#include <sstream>
+
+#include <ATen/ATen.h>
 #include <c10/util/Exception.h>
 #include <gtest/gtest.h>
 
@@ -13,9 +19,13 @@ namespace {
 
 constexpr auto kTimeout = std::chrono::seconds(20);
 
+int port_of_this_process() {
+  return 20000 + static_cast<int>(::getpid()) % 20000;
+}
+
 /// Every rank thread joins a job of its own store on loopback, then runs `body`.
 void with_manager(int ranks, const std::function<void(DistributedManager&)>& body) {
-  const int port = 20000 + static_cast<int>(::getpid()) % 20000;
+  const int port = port_of_this_process();
   run_in_process(
       {ranks},
       [&](const spec::Mesh& mesh) {
@@ -59,6 +69,31 @@ TEST(DistributedManager, AMeshThatComputes) {  // case K5
     EXPECT_EQ(all_reduce(mine, *mesh, {1}).item<int64_t>(), manager.rank() < 2 ? 1 : 5);
     EXPECT_EQ(all_reduce(mine, *mesh, {0}).item<int64_t>(), manager.rank() % 2 ? 4 : 2);
     EXPECT_THROW(manager.mesh("other"), c10::Error);
+  });
+}
+
+/// Addresses that something listens on at a port, as /proc/net writes them.
+std::set<std::string> listening(int port) {
+  std::set<std::string> found;
+  std::ostringstream wanted;
+  wanted << ':' << std::uppercase << std::hex << std::setw(4) << std::setfill('0') << port;
+  for (const char* table : {"/proc/net/tcp", "/proc/net/tcp6"}) {
+    std::ifstream lines(table);
+    std::string slot, local, remote, state;
+    for (std::string line; std::getline(lines, line);)
+      if (std::istringstream(line) >> slot >> local >> remote >> state && state == "0A" &&
+          local.ends_with(wanted.str()))
+        found.insert(local.substr(0, local.find(':')));
+  }
+  return found;
+}
+
+TEST(DistributedManager, TheStoreListensOnLoopbackAlone) {
+  with_manager(2, [](DistributedManager& manager) {
+    EXPECT_EQ(listening(port_of_this_process()), std::set<std::string>{"0100007F"})
+        << "on rank " << manager.rank();
+    const spec::Mesh* mesh = manager.initialize_mesh({2}, {"domain"});
+    (void)all_reduce(at::ones({1}), *mesh, {0});  // nobody leaves before all have looked
   });
 }
 
