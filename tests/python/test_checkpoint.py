@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import json
 import math
@@ -382,6 +383,30 @@ def test_whole_files_need_no_shardfield(run_ranks, ranks, tmp_path):
         "state.pt",
         "values.safetensors",
     ]
+
+
+def gathered_one_at_a_time(folder: str) -> int:
+    """The most whole tensors that are alive while one of six is written."""
+    rows, most = 4096, 0
+
+    def look(done: int, of: int) -> None:
+        nonlocal most
+        gc.collect()
+        alive = {
+            o.untyped_storage().data_ptr()
+            for o in gc.get_objects()
+            if type(o) is torch.Tensor and not hasattr(o, "to_local") and o.numel() == rows * 8
+        }
+        most = max(most, len(alive))
+
+    state = {str(i): chunked(numbers(rows, 8, seed=i)) for i in range(6)}
+    save_full(f"{folder}/all.safetensors", state, progress=look)
+    return most
+
+
+def test_one_whole_tensor_at_a_time(run_ranks, tmp_path):
+    assert run_ranks(2, gathered_one_at_a_time, folder=str(tmp_path)) == [1, 0]
+    assert len(safetensors.torch.load_file(tmp_path / "all.safetensors")) == 6
 
 
 def save_with_torch(folder: str) -> None:

@@ -28,7 +28,8 @@ def save_full(
 ) -> None:
     """Saves a state whole in one file, gathered tensor by tensor and written by rank 0. Collective.
 
-    `.safetensors` streams: no rank holds more than one whole tensor. Any other name is written with
+    `.safetensors` streams: no rank holds more than one whole tensor (and its parts while it is put
+    together). Any other name is written with
     torch.save, for which rank 0 holds the whole state in host memory; `torch.load(path,
     weights_only=True)` reads it. An older file of the name stays until the new one is complete.
 
@@ -103,6 +104,7 @@ def _whole_tensors(
         for owner, box in owners[name]:
             place = _plan.slices(box, ((0,) * whole.dim(), tuple(whole.shape)))
             whole[place] = by_rank[owner].reshape(box[1])
+        del parts, by_rank
         yield name, whole
 
 
