@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <set>
 
 #include <c10/util/ArrayRef.h>
 
@@ -67,6 +68,41 @@ std::optional<Box> overlap(const Box& a, const Box& b) {
   return common;
 }
 
+namespace {
+
+/// The dim along which the boxes start at most different places.
+size_t most_cut_dim(const std::vector<Box>& boxes) {
+  size_t best = 0, most = 0;
+  for (size_t d = 0; d < boxes.front().offset.size(); ++d) {
+    std::set<int64_t> starts;
+    for (const Box& box : boxes) starts.insert(box.offset[d]);
+    if (starts.size() > most) best = d;
+    most = std::max(most, starts.size());
+  }
+  return best;
+}
+
+/// True when no two boxes share an element. Each box meets only those that reach it along one dim:
+/// in a grid of pieces a row of them, not all.
+bool are_apart(const std::vector<Box>& boxes) {
+  if (boxes.empty() || boxes.front().offset.empty()) return boxes.size() < 2;
+  const size_t d = most_cut_dim(boxes);
+  std::vector<const Box*> sorted, reaching;
+  for (const Box& box : boxes) sorted.push_back(&box);
+  std::sort(sorted.begin(), sorted.end(),
+            [&](const Box* a, const Box* b) { return a->offset[d] < b->offset[d]; });
+  for (const Box* box : sorted) {
+    std::erase_if(reaching,
+                  [&](const Box* b) { return b->offset[d] + b->shape[d] <= box->offset[d]; });
+    for (const Box* other : reaching)
+      if (overlap(*box, *other)) return false;
+    reaching.push_back(box);
+  }
+  return true;
+}
+
+}  // namespace
+
 void check_cover(const std::string& name, const std::vector<int64_t>& shape,
                  const std::vector<Box>& boxes) {
   int64_t total = 0;
@@ -77,11 +113,10 @@ void check_cover(const std::string& name, const std::vector<int64_t>& shape,
     for (size_t d = 0; good && d < shape.size(); ++d)
       good = box.offset[d] >= 0 && box.shape[d] >= 0 && box.offset[d] <= shape[d] &&
              box.shape[d] <= shape[d] - box.offset[d];
-    for (size_t j = 0; good && j < i; ++j) good = !overlap(box, boxes[j]);
-    if (good) total += elements(box.shape);
+    good = good && !__builtin_add_overflow(total, elements(box.shape), &total);
   }
-  SHARDFIELD_CHECK(good && total == elements(shape), kOp, "the pieces of '", name, "' (",
-                   c10::IntArrayRef(shape), ") do not hold each element once");
+  SHARDFIELD_CHECK(good && total == elements(shape) && are_apart(boxes), kOp, "the pieces of '",
+                   name, "' (", c10::IntArrayRef(shape), ") do not hold each element once");
 }
 
 bool is_piece_file(const std::string& name) {

@@ -24,7 +24,7 @@ from rank_pool import RankFailure, device_type, mesh_of
 from shardfield._core import core
 from shardfield._mesh import core_mesh
 from shardfield.checkpoint._format import BLOCK_BYTES
-from shardfield.checkpoint._plan import assign_owners
+from shardfield.checkpoint._plan import assign_owners, check_cover
 from shardfield.checkpoint._sharded import index_bytes
 from shardfield.domain_parallel import shard_tensor
 from torch import nn
@@ -115,6 +115,58 @@ def test_N1_forty_rows_over_thirty_ranks():
     manifests[3]["x"]["offset"] = [5, 0]
     with pytest.raises(CheckpointError, match=r"do not hold each element once"):
         assign_owners(manifests, {"x": 4})
+
+
+def test_pieces_that_overlap_or_leave_holes():
+    """Random cuts of a box, moved and stretched at random, against counting every element."""
+    dice = random.Random(5)
+    outcomes = set()
+    for _ in range(300):
+        shape = [dice.randrange(1, 6) for _ in range(dice.randrange(4))]
+        boxes = [((0,) * len(shape), tuple(shape))]
+        for _ in range(dice.randrange(6) if shape else 0):
+            offset, size = boxes.pop(dice.randrange(len(boxes)))
+            d = dice.randrange(len(shape))
+            at = dice.randrange(size[d] + 1)
+            for start, n in ((0, at), (at, size[d] - at)):
+                boxes.append(
+                    (
+                        (*offset[:d], offset[d] + start, *offset[d + 1 :]),
+                        (*size[:d], n, *size[d + 1 :]),
+                    )
+                )
+        if dice.random() < 0.5 and shape:
+            i, d = dice.randrange(len(boxes)), dice.randrange(len(shape))
+            change = [list(part) for part in boxes[i]]
+            change[dice.randrange(2)][d] += dice.choice((-1, 1))
+            boxes[i] = (tuple(change[0]), tuple(change[1]))
+        count = torch.zeros(shape, dtype=torch.int64)
+        inside = True
+        for offset, size in boxes:
+            ends = zip(offset, size, shape, strict=True)
+            inside &= all(o >= 0 and n >= 0 and o + n <= m for o, n, m in ends)
+            count[
+                tuple(slice(max(o, 0), max(o + n, 0)) for o, n in zip(offset, size, strict=True))
+            ] += 1
+        good = inside and bool((count == 1).all())
+        outcomes.add(good)
+        try:
+            check_cover("x", shape, boxes)
+            assert good, boxes
+        except CheckpointError:
+            assert not good, boxes
+    assert outcomes == {True, False}
+
+
+def test_thousands_of_pieces_are_compared_in_no_time():
+    grid = [((i, 8 * j), (1, 8)) for i in range(64) for j in range(64)]
+    began = time.monotonic()
+    check_cover("x", (64, 512), grid)
+    with pytest.raises(CheckpointError, match="and 4080 more"):
+        check_cover("x", (64, 512), [*grid[:-1], grid[0]])
+    assert (
+        time.monotonic() - began < 10
+    )  # 8 million comparisons where every piece meets every other
 
 
 def save_on_two_axes(folder: str) -> None:
