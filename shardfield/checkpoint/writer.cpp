@@ -174,6 +174,19 @@ void check_same(const std::vector<Json>& manifests) {
   }
 }
 
+/// Names become nested mappings: "a" cannot be a value beside "a/b".
+void check_names(const Tensors& tensors, const std::map<std::string, int64_t>& integers) {
+  const auto is_value = [&](const std::string& name) {
+    return tensors.contains(name) || integers.contains(name);
+  };
+  for (const auto& [name, unused] : tensors) {
+    SHARDFIELD_CHECK(!integers.contains(name), kOp, "'", name, "' is a tensor and an integer");
+    for (size_t at = name.find('/'); at != std::string::npos; at = name.find('/', at + 1))
+      SHARDFIELD_CHECK(!is_value(name.substr(0, at)), kOp, "'", name.substr(0, at),
+                       "' is a value and holds '", name, "'; give one of them another name");
+  }
+}
+
 /// {"model/a": ..} as nested {"dict": [["model", {"dict": [["a", {"tensor": "model/a"}]]}]]}.
 Json nested(const Json& tensors, const Json& integers) {
   Json root = {{"dict", Json::array()}};
@@ -337,6 +350,7 @@ void save_sharded(const std::string& folder, const Tensors& tensors,
                   const std::map<std::string, int64_t>& integers, const spec::Mesh& mesh) {
   const at::NoGradGuard no_grad;
   const auto describe = [&]() -> Json {
+    check_names(tensors, integers);
     Json entries = Json::object();
     for (const auto& [name, t] : tensors) {
       const Box box = box_of(name, t);

@@ -24,8 +24,8 @@ Tensors tensors_of(const torch::nn::Module& module, const std::string& prefix = 
 /// the mesh.
 /// @param folder    seen by all ranks; made when missing
 /// @param integers  values of the top level, equal on all ranks: {"step", 100}
-/// @throws c10::Error on every rank when names, shapes or values differ between ranks, pieces do
-/// not fit together, or a rank cannot write.
+/// @throws c10::Error on every rank when names, shapes or values differ between ranks, a name is a
+/// value and holds others ("a" beside "a/b"), pieces do not fit together, or a rank cannot write.
 void save_sharded(const std::string& folder, const Tensors& tensors,
                   const std::map<std::string, int64_t>& integers, const spec::Mesh& mesh);
 

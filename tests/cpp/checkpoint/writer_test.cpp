@@ -98,6 +98,10 @@ TEST_F(Writer, RanksThatDifferAreRefusedEverywhere) {  // case N7
         refused({{"a", at::ones({2})}}, mesh.rank, "hold other values");
         refused({{"a", mesh.rank ? at::empty({2}, at::kComplexHalf) : at::ones({2})}}, 1,
                 "rank 1: checkpoint: ComplexHalf has no place");
+        refused({{"a", at::ones({2})}, {"a/b", at::ones({2})}}, 1,
+                "'a' is a value and holds 'a/b'");
+        refused({{"step/b", at::ones({2})}}, 1, "'step' is a value and holds 'step/b'");
+        refused({{"step", at::ones({2})}}, 1, "'step' is a tensor and an integer");
       },
       kTimeout);
   EXPECT_TRUE(files().empty());
