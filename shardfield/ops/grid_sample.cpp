@@ -1,11 +1,19 @@
-// Sampling at the points of a grid. Channels are sampled alike, so a cut spatial dim of the image
-// moves to the channels (or the batch) and back behind the sampling; a cut of the grid's points
-// stays where it is when it uses other mesh axes than the image.
+// Sampling at the points of a grid.
+//
+// Where the points of a rank lie near its piece of the image (a registration, an advection), it
+// fetches the rows they touch and samples those: the rows depend on the data, so the ranks first
+// tell each other which they need. Where points lie anywhere, channels are sampled alike, so a cut
+// spatial dim of the image moves to the channels (or the batch) and back behind the sampling; a cut
+// of the grid's points stays where it is when it uses other mesh axes than the image.
+
+#include <limits>
 
 #include <ATen/ATen.h>
 
 #include "shardfield/base/error.h"
+#include "shardfield/comm/collectives.h"
 #include "shardfield/dispatch/op_table.h"
+#include "shardfield/exchange/rows.h"
 #include "shardfield/ops/cut_rows.h"
 #include "shardfield/ops/whole_dims.h"
 #include "shardfield/spec/range.h"
@@ -64,6 +72,14 @@ Tensor own_part(const Tensor& t, const Layout& layout, const std::vector<int>& d
   return tensor::enter(own ? tensor::local(moved) : moved, layout.mesh(), whole_axes);
 }
 
+/// Where the dims of a result lie in the grid.
+std::vector<int> dims_of_grid(int64_t ndim) {
+  std::vector<int> dims(ndim, -1);
+  dims[0] = 0;
+  for (int d = 2; d < ndim; ++d) dims[d] = d - 1;
+  return dims;
+}
+
 /// The result cut along the points as the image was along its spatial dims.
 Tensor cut_like_image(const Tensor& y, const Tensor& image) {
   if (!is_sharded(image) || !is_sharded(y)) return y;
@@ -74,51 +90,265 @@ Tensor cut_like_image(const Tensor& y, const Tensor& image) {
   return tensor::redistribute(y, spec::intern_layout(layout_of(image).mesh(), std::move(cuts)));
 }
 
-template <class Stock>
-Tensor sampled(const char* op, const Tensor& given, const Tensor& given_grid, Stock&& stock) {
-  SHARDFIELD_CHECK(given.dim() == given_grid.dim() && given.size(0) == given_grid.size(0) &&
-                       given_grid.size(-1) == given.dim() - 2,
-                   op, "expected an image (N, C, spatial...) and a grid (N, points..., ",
-                   given.dim() - 2, "), got ", tensor::describe(given), " and ",
-                   tensor::describe(given_grid), "; give one point list per sample");
-  const Tensor image = with_simple_cuts(given), grid = with_simple_cuts(given_grid);
-  const Tensor x = with_whole_image(op, image);
-  const Layout* layout = sampled_layout(x, grid);
-  if (!layout) return stock(tensor::gather(x), tensor::gather(grid));
-  const int ndim = static_cast<int>(x.dim());
-  std::vector<int> of_image(ndim, -1), of_grid(ndim, -1);
-  of_image[0] = of_grid[0] = 0;
-  of_image[1] = 1;
-  for (int d = 2; d < ndim; ++d) of_grid[d] = d - 1;
-  const Tensor own_image = own_part(x, *layout, of_image),
-               own_grid = own_part(grid, *layout, of_grid);
-  std::vector<int64_t> sizes{x.size(0), x.size(1)};
-  sizes.insert(sizes.end(), grid.sizes().begin() + 1, grid.sizes().end() - 1);
-  const auto own_sizes = tensor::piece_sizes(*layout, sizes);
+/// The modes of one call, and the dims of the image.
+struct Sampling {
+  const char* op;
+  int64_t mode;     ///< 0 bilinear, 1 nearest, 2 bicubic
+  int64_t padding;  ///< 0 zeros, 1 border, 2 reflection
+  bool align_corners;
+  int64_t dim;
+
+  Tensor stock(const Tensor& image, const Tensor& grid) const {
+    return dim == 4 ? at::grid_sampler_2d(image, grid, mode, padding, align_corners)
+                    : at::grid_sampler_3d(image, grid, mode, padding, align_corners);
+  }
+
+  /// Coordinates in rows, by the arithmetic of PyTorch's kernels: the vectorized one of images on
+  /// the CPU, the plain one elsewhere.
+  Tensor rows_of(const Tensor& grid, int64_t n) const {
+    const auto rows = static_cast<double>(align_corners ? n - 1 : n);
+    Tensor x = dim == 4 && grid.is_cpu() ? (grid + 1) * (rows / 2)
+               : align_corners           ? (grid + 1) / 2 * rows
+                                         : (grid + 1) * rows;
+    if (!align_corners) x = dim == 4 && grid.is_cpu() ? x - 0.5 : (x - 1) / 2;
+    return padding == 2 ? reflected(x, n) : x;
+  }
+  Tensor grid_of(const Tensor& rows, int64_t n) const {
+    const auto count = static_cast<double>(n);
+    return align_corners ? rows * 2 / (count - 1) - 1 : (rows * 2 + 1) / count - 1;
+  }
+
+  /// The image is read as if mirrored at its first and last row (or at their outer edges).
+  Tensor reflected(const Tensor& rows, int64_t n) const {
+    const double low = align_corners ? 0 : -0.5;
+    const auto span = static_cast<double>(align_corners ? n - 1 : n);
+    if (span == 0) return rows * 0;
+    Tensor distance = rows - low;
+    distance = at::where(distance < 0, -distance, distance);
+    const Tensor turns = (distance.detach() / span).floor();
+    const Tensor rest = distance - turns * span;
+    return at::where(turns.remainder(2) == 0, rest, span - rest) + low;
+  }
+
+  /// All rows that points at these coordinates of a dim of n rows read, and at least two.
+  spec::Range touched(const Tensor& grid, int64_t n) const {
+    if (grid.numel() == 0) return {0, 0};
+    const auto count = static_cast<double>(n);
+    const Tensor rows = rows_of(grid.detach(), n).nan_to_num(0).clamp(-1, count);
+    const auto [low, high] = rows.aminmax();
+    const int64_t reach = mode == 2 ? 2 : 1;
+    const auto first = static_cast<int64_t>(std::floor(low.item<double>())) - reach;
+    const auto end = static_cast<int64_t>(std::floor(high.item<double>())) + reach + 1;
+    const int64_t begin = std::clamp<int64_t>(first, 0, std::max<int64_t>(n - 2, 0));
+    return {begin, std::clamp<int64_t>(end, std::min(begin + 2, n), n)};
+  }
+
+  /// The same places as coordinates of a window of the rows, for `local()`.
+  Tensor within(const Tensor& grid, int64_t n, spec::Range window) const {
+    if (window.size() == n && local().padding == padding) return grid;
+    Tensor rows = rows_of(grid, n);
+    // Rounding on the way back must not carry a point over a row: the nearest row and the
+    // derivative jump there.
+    const Tensor place = rows.detach();
+    if (mode == 1) rows = rows + (place.round() - place);
+    if (mode == 0) {
+      const double eps = std::numeric_limits<double>::epsilon() *
+                         (grid.scalar_type() == at::kDouble ? 1.0 : 0x1p29);
+      const double margin = eps * static_cast<double>(window.size() + 1);
+      const Tensor cell = place.floor();
+      Tensor safe = cell + (place - cell).clamp(margin, 1 - margin);
+      if (padding != 0) {
+        const auto last = static_cast<double>(n - 1);
+        safe = at::where(place <= 0, place - margin, safe);
+        safe = at::where(place >= last, place + margin, safe);
+      }
+      rows = rows + (safe - place);
+    }
+    return grid_of(rows - static_cast<double>(window.begin), window.size());
+  }
+  /// How a window is sampled: what `within` has mirrored is not mirrored again.
+  Sampling local() const {
+    Sampling s = *this;
+    if (padding == 2 && mode != 2) s.padding = 1;
+    return s;
+  }
+};
+
+bool uses_any(const std::vector<int>& axes, const std::vector<int>& of) {
+  return std::ranges::any_of(axes, [&](int a) { return std::ranges::count(of, a) > 0; });
+}
+
+/// Cuts of the result when the image stays cut along its spatial dims: those of the batch and the
+/// channels, and of the points by every axis that cuts the image; the grid's own where it has them.
+/// nullptr when there are none such.
+const Layout* layout_of_points(const Tensor& image, const Tensor& grid) {
+  if (!is_sharded(image) || layout_of(image).is_alone()) return nullptr;
+  std::vector<Cut> cuts, spatial;
+  std::vector<int> used;
+  const auto add = [&](Cut cut) {
+    used.insert(used.end(), cut.axes.begin(), cut.axes.end());
+    cuts.push_back(std::move(cut));
+  };
+  for (const Cut& cut : layout_of(image).cuts())
+    if (cut.dim < 2)
+      add(cut);
+    else
+      spatial.push_back(cut);
+  if (is_sharded(grid)) {
+    for (Cut cut : layout_of(grid).cuts()) {
+      if (cut.dim == 0 || cut.dim == grid.dim() - 1 || uses_any(cut.axes, used)) continue;
+      ++cut.dim;
+      add(std::move(cut));
+    }
+  }
+  for (Cut& cut : spatial) {
+    const auto is_used = [&](int a) { return std::ranges::count(used, a) > 0; };
+    if (std::ranges::all_of(cut.axes, is_used)) continue;
+    const auto same_dim = [&](const Cut& other) { return other.dim == cut.dim; };
+    if (uses_any(cut.axes, used) || std::ranges::any_of(cuts, same_dim)) return nullptr;
+    cut.sizes =
+        spec::balanced_sizes(grid.size(cut.dim - 1), static_cast<int64_t>(cut.sizes.size()));
+    add(cut);
+  }
+  if (spatial.empty()) return nullptr;
+  return spec::intern_layout(layout_of(image).mesh(), std::move(cuts));
+}
+
+/// Which rows of each spatial cut the points of every rank touch: [mesh rank][cut].
+std::vector<std::vector<spec::Range>> touched_rows(const Sampling& sampling, const Tensor& image,
+                                                   const std::vector<Cut>& spatial,
+                                                   const Tensor& own_grid) {
+  std::vector<int64_t> mine;
+  for (const Cut& cut : spatial) {
+    const spec::Range rows =
+        sampling.touched(own_grid.select(-1, image.dim() - 1 - cut.dim), image.size(cut.dim));
+    mine.insert(mine.end(), {rows.begin, rows.end});
+  }
+  std::vector<std::vector<spec::Range>> touched;
+  for (const auto& ends : comm::all_gather_ints(mine, layout_of(image).mesh(), own_grid.device())) {
+    touched.emplace_back();
+    for (size_t i = 0; i < ends.size(); i += 2) touched.back().push_back({ends[i], ends[i + 1]});
+  }
+  return touched;
+}
+
+/// True when some rank would hold much more of the image than its share.
+bool reach_far(const Tensor& image, const std::vector<Cut>& spatial,
+               const std::vector<std::vector<spec::Range>>& touched) {
+  double share = 1, most = 0;
+  for (const Cut& cut : spatial) share /= static_cast<double>(cut.sizes.size());
+  for (const auto& rows : touched) {
+    double held = 1;
+    for (size_t i = 0; i < spatial.size(); ++i)
+      held *= static_cast<double>(rows[i].size()) / static_cast<double>(image.size(spatial[i].dim));
+    most = std::max(most, held);
+  }
+  return most > (1 + share) / 2;
+}
+
+/// The rows along spatial cut i for each of its pieces. Ranks of one piece that serve each other
+/// along another cut take the same.
+std::vector<spec::Range> windows_along(const spec::Mesh& mesh, const std::vector<Cut>& spatial,
+                                       size_t i,
+                                       const std::vector<std::vector<spec::Range>>& touched) {
+  std::vector<bool> is_shared(mesh.shape.size(), false);
+  for (const Cut& cut : spatial)
+    for (int a : cut.axes) is_shared[a] = true;
+  std::vector<spec::Range> windows(spatial[i].sizes.size());
+  for (int r = 0; r < mesh.size(); ++r) {
+    const auto coord = mesh.coord_of(r);
+    bool together = true;
+    for (size_t a = 0; a < coord.size(); ++a) together &= is_shared[a] || coord[a] == mesh.coord[a];
+    const spec::Range own = touched[r][i];
+    if (!together || own.empty()) continue;
+    spec::Range& all = windows[spatial[i].piece_at(mesh, coord)];
+    all =
+        all.empty() ? own : spec::Range{std::min(all.begin, own.begin), std::max(all.end, own.end)};
+  }
+  return windows;
+}
+
+/// This rank's samples, as a piece of the result.
+Tensor sampled_piece(const Sampling& sampling, const Tensor& own_image, const Tensor& own_grid,
+                     const Layout& layout, at::IntArrayRef sizes) {
+  const auto own_sizes = tensor::piece_sizes(layout, sizes);
   Tensor piece;
   if (c10::multiply_integers(own_sizes) > 0) {
-    piece = stock(own_image, own_grid);
+    piece = sampling.stock(own_image, own_grid);
   } else {
     const auto at_least_one = [&](const Tensor& t) {
       return grown_to(t, std::vector<int64_t>(t.dim(), 1));
     };
-    piece = empty_result_like(stock(at_least_one(own_image), at_least_one(own_grid)), own_sizes);
+    piece = empty_result_like(sampling.stock(at_least_one(own_image), at_least_one(own_grid)),
+                              own_sizes);
   }
-  const Tensor y = tensor::wrap(piece.contiguous(), layout, sizes);
+  return tensor::wrap(piece.contiguous(), &layout, sizes);
+}
+
+/// Sampling by windows; undefined where the points of a rank lie far from its piece.
+Tensor sampled_in_windows(const Sampling& sampling, const Tensor& image, const Tensor& grid,
+                          at::IntArrayRef sizes) {
+  const Layout* layout = layout_of_points(image, grid);
+  if (!layout) return {};
+  const Layout& cuts = layout_of(image);
+  std::vector<Cut> spatial;
+  std::ranges::copy_if(cuts.cuts(), std::back_inserter(spatial),
+                       [](const Cut& cut) { return cut.dim >= 2; });
+  const Tensor points = own_part(grid, *layout, dims_of_grid(image.dim()));
+  const auto touched = touched_rows(sampling, image, spatial, points);
+  if (reach_far(image, spatial, touched)) return {};
+  std::vector<int> whole_axes;
+  std::ranges::set_difference(layout->axes(), cuts.axes(), std::back_inserter(whole_axes));
+  Tensor rows = tensor::enter(tensor::local(image), cuts.mesh(), whole_axes);
+  std::vector<Tensor> coordinates = points.unbind(-1);
+  std::vector<spec::Range> window;
+  for (const int64_t n : image.sizes()) window.push_back({0, n});
+  for (size_t i = 0; i < spatial.size(); ++i) {
+    const auto windows = windows_along(cuts.mesh(), spatial, i, touched);
+    std::vector<std::vector<spec::Segment>> wanted;
+    for (const spec::Range& r : windows) wanted.push_back({spec::segment_of(r)});
+    const int dim = spatial[i].dim;
+    const auto c = static_cast<size_t>(cuts.cut_on(dim));
+    rows = exchange::exchange_rows(
+        rows, std::make_shared<const exchange::RowExchange>(cuts, c, std::move(wanted)));
+    window[dim] = windows[cuts.piece(c)];
+  }
+  for (int d = 2; d < image.dim(); ++d) {
+    Tensor& x = coordinates[image.dim() - 1 - d];
+    if (x.numel() > 0) x = sampling.within(x, image.size(d), window[d]);
+  }
+  return sampled_piece(sampling.local(), rows, at::stack(coordinates, -1), *layout, sizes);
+}
+
+Tensor sampled(const Sampling& sampling, const Tensor& given, const Tensor& given_grid) {
+  SHARDFIELD_CHECK(given.dim() == given_grid.dim() && given.size(0) == given_grid.size(0) &&
+                       given_grid.size(-1) == given.dim() - 2,
+                   sampling.op, "expected an image (N, C, spatial...) and a grid (N, points..., ",
+                   given.dim() - 2, "), got ", tensor::describe(given), " and ",
+                   tensor::describe(given_grid), "; give one point list per sample");
+  const Tensor image = with_simple_cuts(given), grid = with_simple_cuts(given_grid);
+  std::vector<int64_t> sizes{image.size(0), image.size(1)};
+  sizes.insert(sizes.end(), grid.sizes().begin() + 1, grid.sizes().end() - 1);
+  const Tensor near = sampled_in_windows(sampling, image, grid, sizes);
+  if (near.defined()) return near;
+  const Tensor x = with_whole_image(sampling.op, image);
+  const Layout* layout = sampled_layout(x, grid);
+  if (!layout) return sampling.stock(tensor::gather(x), tensor::gather(grid));
+  std::vector<int> of_image(x.dim(), -1);
+  of_image[0] = 0;
+  of_image[1] = 1;
+  const Tensor y = sampled_piece(sampling, own_part(x, *layout, of_image),
+                                 own_part(grid, *layout, dims_of_grid(x.dim())), *layout, sizes);
   return x.is_same(image) ? y : cut_like_image(y, image);
 }
 
 Tensor grid_sampler_2d(const Tensor& x, const Tensor& grid, int64_t mode, int64_t padding,
                        bool align_corners) {
-  return sampled("grid_sampler_2d", x, grid, [&](const Tensor& t, const Tensor& g) {
-    return at::grid_sampler_2d(t, g, mode, padding, align_corners);
-  });
+  return sampled({"grid_sampler_2d", mode, padding, align_corners, 4}, x, grid);
 }
 Tensor grid_sampler_3d(const Tensor& x, const Tensor& grid, int64_t mode, int64_t padding,
                        bool align_corners) {
-  return sampled("grid_sampler_3d", x, grid, [&](const Tensor& t, const Tensor& g) {
-    return at::grid_sampler_3d(t, g, mode, padding, align_corners);
-  });
+  return sampled({"grid_sampler_3d", mode, padding, align_corners, 5}, x, grid);
 }
 
 }  // namespace
