@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import random
+
 import numpy as np
 import pytest
 import torch
+from drawing import Drawn, base_seed, check_draws, values
 from oracle import assert_equal, check_same_as_serial, full, is_sharded, numbers, sharded
 from torch import Tensor
 from torch.distributed.tensor import Shard
@@ -231,3 +234,57 @@ def plain_work(_mesh) -> None:
 
 def test_plain_tensors(run_mesh):
     run_mesh((1,), plain_work)
+
+
+def draw_index(rng: random.Random, shape: tuple[int, ...]) -> tuple:
+    """Numbers, ranges with steps, new dims and dots, as users write them."""
+    index: list = []
+    for n in shape:
+        begin = rng.randrange(n)
+        part = slice(begin, rng.randint(begin + 1, n), rng.choice([1, 1, 2, 3]))
+        index.append(rng.choice([rng.randrange(-n, n), part, part, slice(None)]))
+    if rng.random() < 0.3:
+        index.insert(rng.randint(0, len(index)), None)
+    if rng.random() < 0.3:
+        index.insert(rng.randint(0, len(index)), ...)
+    elif rng.random() < 0.3:
+        index = index[: rng.randint(1, len(index))]
+    return tuple(index)
+
+
+def write(out: Tensor, index: tuple, value: Tensor, way: str) -> Tensor:
+    if way == "put":
+        out[index] = value
+    elif way == "add":
+        out[index] += value
+    else:
+        row = out[index]
+        row *= value
+        out[index] = row + 1
+    return out * 2
+
+
+def draw_write(rng: random.Random) -> Drawn:
+    cuttable: list[int] = []
+    while not cuttable:
+        shape = tuple(rng.choice([1, 2, 3, 5, 8]) for _ in range(rng.randint(1, 4)))
+        index = draw_index(rng, shape)
+        taken = zeros(*shape)[index].shape
+        cuttable = [d for d, n in enumerate(taken) if n > 1]
+    way = rng.choice(["put", "add", "row"])
+    return Drawn(
+        f"{way} into {shape} at {index}",
+        lambda x: write(torch.ones(shape, dtype=x.dtype), index, x, way),
+        values(rng, *taken),
+        cuttable,
+    )
+
+
+def drawn_writes(mesh, seeds: list[int]) -> None:
+    check_draws(mesh, draw_write, seeds)
+
+
+def test_drawn_indices(run_mesh, mesh_shape):
+    seeds = list(range(base_seed(), base_seed() + 40))
+    print(f"seeds {seeds[0]} to {seeds[-1]}; repeat one with SHARDFIELD_SEED")
+    run_mesh(mesh_shape, drawn_writes, seeds=seeds, limit_s=120)

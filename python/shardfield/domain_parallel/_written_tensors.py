@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from numbers import Integral
 from types import FrameType
 from typing import Any
@@ -107,28 +107,34 @@ def _become_sharded(
     return True
 
 
+def _indices(view: torch.Tensor, base: torch.Tensor, dim: int, place: int) -> Iterator[list[Any]]:
+    """Indices of base[dim:] that give sizes and strides of view[place:]; see _index_of_view."""
+    if dim == base.dim():
+        if all(n == 1 for n in view.shape[place:]):
+            yield [None] * (view.dim() - place)
+        return
+    stride = base.stride(dim)
+    start = (view.storage_offset() - base.storage_offset()) // stride % base.shape[dim]
+    if place < view.dim():
+        length, step = view.shape[place], view.stride(place) // stride
+        if step > 0:
+            part = slice(start, start + step * (length - 1) + 1, step)
+            yield from ([part, *rest] for rest in _indices(view, base, dim + 1, place + 1))
+        if length == 1:
+            yield from ([None, *rest] for rest in _indices(view, base, dim, place + 1))
+    yield from ([start, *rest] for rest in _indices(view, base, dim + 1, place))
+
+
 def _index_of_view(view: torch.Tensor, base: torch.Tensor) -> tuple[Any, ...] | None:
     """The index with which a basic view was taken from a contiguous tensor: base[index]."""
     if not base.is_contiguous() or base.numel() == 0 or view.numel() == 0:
         return None
-    offset = view.storage_offset() - base.storage_offset()
-    index: list[Any] = []
-    place = 0
-    for length, stride in zip(base.shape, base.stride(), strict=True):
-        start = offset // stride % length
-        while place < view.dim() and view.shape[place] == 1:
-            index.append(None)
-            place += 1
-        step = view.stride(place) // stride if place < view.dim() else 0
-        if step == 0:
-            index.append(start)
-            continue
-        index.append(slice(start, start + step * (view.shape[place] - 1) + 1, step))
-        place += 1
-    index += [None] * (view.dim() - place)
-    again = base[tuple(index)]
-    same = (again.shape, again.stride(), again.storage_offset())
-    return tuple(index) if same == (view.shape, view.stride(), view.storage_offset()) else None
+    for index in _indices(view, base, 0, 0):
+        again = base[tuple(index)]
+        same = (again.shape, again.stride(), again.storage_offset())
+        if same == (view.shape, view.stride(), view.storage_offset()):
+            return tuple(index)
+    return None
 
 
 def _become_view(view: torch.Tensor, value: torch.Tensor) -> None:
