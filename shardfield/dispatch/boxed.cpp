@@ -312,7 +312,7 @@ std::vector<Written> gather_arguments(const c10::OperatorHandle& op, const Argum
       auto list = v.toList().copy();
       bool any = false;
       for (size_t k = 0; k < list.size(); ++k) {
-        const c10::IValue e = list.get(k);
+        const c10::IValue& e = list.get(k);
         if (!e.isTensor() || !is_sharded(e.toTensor())) continue;
         list.set(k, gathered(e.toTensor(), example));
         any = true;

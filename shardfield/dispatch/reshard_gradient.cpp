@@ -31,7 +31,7 @@ struct ReshardGradient final : Node {
 
 void reshard_gradient(const at::Tensor& result, const at::Tensor& source) {
   if (!result.requires_grad() || !source.requires_grad() || !result.grad_fn()) return;
-  const auto formula = result.grad_fn();
+  const auto& formula = result.grad_fn();
   if (formula->num_outputs() == 0) return;
   auto node = make_node<ReshardGradient>(&tensor::layout_of(source));
   node->add_next_edge(formula->next_edge(0));

@@ -71,7 +71,7 @@ class HaloSwaps {
     const int64_t largest = *std::max_element(halos_.begin(), halos_.end());
     for (const auto& [pair, cells] : borders) {
       const int64_t larger = std::max(halo(pair.first), halo(pair.second));
-      if (10 * larger >= 9 * largest) order.push_back({-larger, pair});
+      if (10 * larger >= 9 * largest) order.emplace_back(-larger, pair);
     }
     std::sort(order.begin(), order.end());
     bool improved = false;

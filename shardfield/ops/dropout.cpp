@@ -154,7 +154,7 @@ Tensor& fill(Tensor& x, const Tensor& values) {
 at::TensorOptions options_of(const Tensor& x, Dtype dtype = std::nullopt,
                              Place device = std::nullopt) {
   auto options = piece_of(x).options();
-  if (dtype.has_value()) options = options.dtype(*dtype);
+  if (dtype.has_value()) options = options.dtype(dtype);
   SHARDFIELD_CHECK(!device.has_value() || device->type() == options.device().type(), "rand_like",
                    "expected the device of the sharded tensor, ", options.device(), ", got ",
                    *device);

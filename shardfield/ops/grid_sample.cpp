@@ -306,6 +306,7 @@ Tensor sampled_in_windows(const Sampling& sampling, const Tensor& image, const T
   for (size_t i = 0; i < spatial.size(); ++i) {
     const auto windows = windows_along(cuts.mesh(), spatial, i, touched);
     std::vector<std::vector<spec::Segment>> wanted;
+    wanted.reserve(windows.size());
     for (const spec::Range& r : windows) wanted.push_back({spec::segment_of(r)});
     const int dim = spatial[i].dim;
     const auto c = static_cast<size_t>(cuts.cut_on(dim));
@@ -329,7 +330,7 @@ Tensor sampled(const Sampling& sampling, const Tensor& given, const Tensor& give
   const Tensor image = with_simple_cuts(given), grid = with_simple_cuts(given_grid);
   std::vector<int64_t> sizes{image.size(0), image.size(1)};
   sizes.insert(sizes.end(), grid.sizes().begin() + 1, grid.sizes().end() - 1);
-  const Tensor near = sampled_in_windows(sampling, image, grid, sizes);
+  Tensor near = sampled_in_windows(sampling, image, grid, sizes);
   if (near.defined()) return near;
   const Tensor x = with_whole_image(sampling.op, image);
   const Layout* layout = sampled_layout(x, grid);

@@ -18,7 +18,7 @@ using OptTensor = std::optional<Tensor>;
 Tensor mask_of_scores(const Tensor& mask, std::optional<int64_t> kind) {
   SHARDFIELD_CHECK(kind && *kind >= 0 && *kind <= 2, "_native_multi_head_attention",
                    "expected mask_type 0 (rows and keys), 1 (keys of each sample) or 2 (scores)");
-  const Tensor seen = mask.scalar_type() == at::kBool ? mask : mask.to(at::kBool);
+  Tensor seen = mask.scalar_type() == at::kBool ? mask : mask.to(at::kBool);
   if (*kind == 1) return seen.unsqueeze(1).unsqueeze(1);
   return seen;
 }
