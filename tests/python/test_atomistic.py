@@ -146,3 +146,41 @@ def mace(mesh) -> dict[str, int]:
 @pytest.mark.parametrize("size", [2, 3, 4])
 def test_mace_equals_serial(run_mesh, size):
     assert run_mesh((size,), mace) == [{}] * size, "nothing is gathered"
+
+
+def peaks(mesh) -> tuple[int, int]:
+    """Peak bytes of energies and forces: on one device (measured by rank 0), and on this rank."""
+    from brain.memory import peak_memory
+
+    crystal, model = quartz(3, 3, 2), small_mace()
+    model(whole_inputs(quartz(2, 1, 1), CUTOFF))
+    serial = 0
+    if mesh.get_rank() == 0:
+        with peak_memory() as peak:
+            model(whole_inputs(crystal, CUTOFF))
+        serial = peak.bytes
+    with peak_memory() as own:
+        data, atoms = sharded_inputs(crystal, CUTOFF, mesh)
+        with SumsOnOwners(atoms):
+            model(data)
+    return serial, own.bytes
+
+
+def test_a_rank_holds_its_share(run_mesh):
+    """A quarter of one device's peak, and little more: halos live for one layer's gather."""
+    measured = run_mesh((4,), peaks, limit_s=240)
+    serial = measured[0][0]
+    assert serial > 0
+    for _, own in measured:
+        assert 0 < own <= 0.29 * serial
+
+
+def example(mesh) -> float:
+    import mace_packages  # noqa: F401
+    from mace_quartz import compare
+
+    return compare(mesh, [2, 2, 1], CUTOFF)
+
+
+def test_the_example_compares_with_one_device(run_mesh):
+    assert all(worst <= 1e-9 for worst in run_mesh((2,), example))
