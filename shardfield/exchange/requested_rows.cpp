@@ -31,12 +31,14 @@ RequestedRows::RequestedRows(const spec::Layout& layout, size_t c, const Tensor&
   Tensor unique;
   std::tie(unique, place_) = at::_unique(wanted, /*sorted=*/true, /*return_inverse=*/true);
   std::vector<int64_t> borders;
+  borders.reserve(pieces);
   for (size_t p = 0; p < pieces; ++p) borders.push_back(layout.cuts()[c].offset(p));
   const Tensor begins =
       at::searchsorted(unique, at::tensor(borders, unique.options())).to(at::kCPU);
   begins_.assign(begins.const_data_ptr<int64_t>(), begins.const_data_ptr<int64_t>() + pieces);
   begins_.push_back(unique.numel());
   std::vector<int64_t> counts;
+  counts.reserve(pieces);
   for (size_t p = 0; p < pieces; ++p) counts.push_back(begins_[p + 1] - begins_[p]);
   const auto all = comm::all_gather_ints(counts, *mesh_, wanted.device());
 

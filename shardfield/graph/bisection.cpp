@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <limits>
 #include <numeric>
 
@@ -44,7 +45,7 @@ std::vector<Item> items_of(std::span<const double> centers, int num_threads) {
       item.cell = i;
       for (size_t axis = 0; axis < 3; ++axis) {
         const double x = centers[static_cast<size_t>(i) * 3 + axis];
-        item.place[axis] = static_cast<int64_t>((x - low[axis]) * scale + 0.5);
+        item.place[axis] = std::llround((x - low[axis]) * scale);
       }
     }
   });

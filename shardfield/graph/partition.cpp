@@ -119,6 +119,7 @@ class Job {
   /// At most as many rows as parts: one each, as a curve would.
   [[nodiscard]] std::vector<int32_t> spread() const {
     std::vector<int32_t> labels;
+    labels.reserve(static_cast<size_t>(num_rows_));
     for (int64_t row = 0; row < num_rows_; ++row) {
       labels.push_back(static_cast<int32_t>(row * num_parts_ / num_rows_));
     }

@@ -49,7 +49,7 @@ Tensor flip_sharded(const Tensor& input, at::IntArrayRef dims) {
 
 /// All elements as one row, cut along the mesh axes that cut x.
 Tensor flat(const Tensor& x) {
-  const Tensor row = x.reshape(-1);
+  Tensor row = x.reshape(-1);
   if (!is_sharded(row) || layout_of(row).is_simple(row.sizes().data())) return row;
   const Layout& layout = layout_of(row);
   int64_t pieces = 1;
