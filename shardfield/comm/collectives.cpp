@@ -1,6 +1,7 @@
 #include "shardfield/comm/collectives.h"
 
 #include <array>
+#include <ranges>
 #include <sstream>
 
 #include <ATen/ATen.h>
@@ -124,8 +125,8 @@ at::Tensor all_gather(const at::Tensor& value, const spec::Mesh& mesh,
   const GroupMesh& groups = groups_of(mesh);
   at::Tensor all = with_memory(value.detach()).contiguous().unsqueeze(0);
   // The last axis first, so that the first one ends up slowest.
-  for (auto a = axes.rbegin(); a != axes.rend(); ++a) {
-    const Comm& comm = groups.axis[*a];
+  for (const int axis : std::views::reverse(axes)) {
+    const Comm& comm = groups.axis[axis];
     if (comm.size() == 1) continue;
     const char* op = op_name("all_gather");
     std::vector<int64_t> sizes = all.sizes().vec();

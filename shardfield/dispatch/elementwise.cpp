@@ -98,7 +98,7 @@ struct Backend;
 template <class R, class... A>
 struct Backend<R(A...)> final : c10::OperatorKernel {
   c10::TypedOperatorHandle<R(A...)> op;
-  explicit Backend(c10::TypedOperatorHandle<R(A...)> handle) : op(handle) {}
+  explicit Backend(c10::TypedOperatorHandle<R(A...)> handle) : op(std::move(handle)) {}
 
   R operator()(A... a) {
     Common common;
@@ -162,7 +162,7 @@ struct Formula;
 template <class R, class... A>
 struct Formula<R(A...)> final : c10::OperatorKernel {
   c10::TypedOperatorHandle<R(A...)> op;
-  explicit Formula(c10::TypedOperatorHandle<R(A...)> handle) : op(handle) {}
+  explicit Formula(c10::TypedOperatorHandle<R(A...)> handle) : op(std::move(handle)) {}
 
   R operator()(DispatchKeySet keys, A... a) {
     if constexpr (!std::is_reference_v<R>) {

@@ -145,7 +145,7 @@ void OpTable::add_elementwise_formula(const char* name) {
 void OpTable::fill_defaults() {
   auto& dispatcher = c10::Dispatcher::singleton();
   for (const auto& op_name : dispatcher.getAllOpNames()) {
-    if (op_name.name.rfind("aten::", 0) != 0) continue;
+    if (!op_name.name.starts_with("aten::")) continue;
     const std::string name = c10::toString(op_name);
     if (own_.contains(name)) continue;
     const auto op = dispatcher.findSchema(op_name);

@@ -60,10 +60,10 @@ bool writes_plain(const std::vector<ListArgument>& lists, size_t k, const Tensor
 }  // namespace
 
 bool is_list_op(const std::string& name) {
-  if (name.rfind("aten::_foreach_powsum", 0) == 0) return false;  // a reduction
+  if (name.starts_with("aten::_foreach_powsum")) return false;  // a reduction
   for (const char* prefix :
        {"aten::_foreach_", "aten::_fused_adam", "aten::_fused_sgd", "aten::_fused_adagrad"})
-    if (name.rfind(prefix, 0) == 0) return true;
+    if (name.starts_with(prefix)) return true;
   return false;
 }
 

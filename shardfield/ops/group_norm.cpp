@@ -71,7 +71,7 @@ struct Division {
   }
   /// Elements of one group over all ranks.
   double group_size() const {
-    double n = static_cast<double>(sizes[1] / groups);
+    double n = static_cast<double>(sizes[1]) / static_cast<double>(groups);
     for (size_t d = 2; d < sizes.size(); ++d) n *= static_cast<double>(sizes[d]);
     return n;
   }

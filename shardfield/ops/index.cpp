@@ -442,7 +442,7 @@ IndexShape::IndexShape(at::IntArrayRef source, const IndexList& indices)
   sizes.assign(rest.begin(), rest.begin() + start);
   sizes.insert(sizes.end(), shape.begin(), shape.end());
   sizes.insert(sizes.end(), rest.begin() + start, rest.end());
-  index_sizes = shape;
+  index_sizes = std::move(shape);
 }
 
 IndexList plain_indices(const Tensor& x, const IndexList& indices) {

@@ -162,7 +162,7 @@ Tensor product(const char* op, const Tensor& a, const Tensor& b, const Tensor* b
   Tensor part = at::matmul(pa, pb);
   if (bias && alpha.toComplexDouble() != 1.0) part = part * alpha;
   if (!summed.empty()) part = tensor::reduce_sum(part, letters.mesh(), summed);
-  const Tensor result = tensor::wrap(part, layout, sizes);
+  Tensor result = tensor::wrap(part, layout, sizes);
   if (!with_bias) return result;
   const Layout* of_bias =
       layout ? tensor::layout_for_operand(*layout, sizes, bias->sizes()) : nullptr;

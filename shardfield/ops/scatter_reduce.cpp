@@ -38,7 +38,7 @@ class Target {
   }
   /// Own positions, the spare row for all others.
   Tensor index(const Tensor& given) const {
-    const Tensor own = by_rows_ ? tensor::gather(given) : operand(given);
+    Tensor own = by_rows_ ? tensor::gather(given) : operand(given);
     const int64_t n = x_.size(dim_);
     if (own.numel() > 0) {
       const int64_t low = own.min().item<int64_t>(), high = own.max().item<int64_t>();
@@ -57,7 +57,7 @@ class Target {
     return given.dim() == 0 ? entered(given) : operand(given);
   }
   Tensor piece() const {
-    const Tensor own = is_sharded(x_) ? tensor::local(x_) : x_;
+    Tensor own = is_sharded(x_) ? tensor::local(x_) : x_;
     if (cut_ < 0) return own;
     auto spare = own.sizes().vec();
     spare[dim_] = 1;
