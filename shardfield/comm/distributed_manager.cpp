@@ -9,6 +9,7 @@
 
 #include <ATen/Context.h>
 #include <ATen/detail/CUDAHooksInterface.h>
+#include <c10/util/ScopeExit.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
@@ -132,8 +133,8 @@ void DistributedManager::cleanup(bool barrier) {
   if (!is_initialized()) return;
   if (barrier && instance().world_size() > 1) {
     const spec::Mesh* world = make_mesh(instance().group());
+    const auto released = c10::make_scope_exit([world] { release_groups(*world); });
     all_gather_ints({0}, *world, at::kCPU);
-    release_groups(*world);
   }
   std::unique_ptr<DistributedManager> gone;
   for (const auto& [name, mesh] : instance().meshes_) release_groups(*mesh);

@@ -103,11 +103,12 @@ LaunchEnvironment read_ranks(const Variables& variables, const Names& names) {
   return out;
 }
 
-/// A port in [20000, 40000) that all ranks of one job derive alike (FNV-1a).
+/// A port in [20000, 32000) that all ranks of one job derive alike (FNV-1a); from 32768 on the
+/// system gives ports to whoever connects.
 int port_of(const std::string& job) {
   uint32_t hash = 2166136261U;
   for (const char c : job) hash = (hash ^ static_cast<unsigned char>(c)) * 16777619U;
-  return 20000 + static_cast<int>(hash % 20000U);
+  return 20000 + static_cast<int>(hash % 12000U);
 }
 
 std::string slurm_address(const Variables& variables) {

@@ -6,6 +6,7 @@
 #include <random>
 
 #include <ATen/ATen.h>
+#include <c10/util/ScopeExit.h>
 
 #include <unistd.h>
 
@@ -74,11 +75,12 @@ std::vector<RankCard> align_communicators(int solver_rank, int solver_size,
                                           const DistributedManager& manager,
                                           const std::string& group) {
   const spec::Mesh* mesh = make_mesh(manager.group(group));
+  // Also when this throws: the group holds the job's store, and with it its port.
+  const auto released = c10::make_scope_exit([mesh] { release_groups(*mesh); });
   std::vector<RankCard> cards = exchange_cards(own_card(solver_rank, solver_size, manager), *mesh);
   const std::string fault = alignment_fault(cards);
   SHARDFIELD_CHECK(fault.empty(), kOp, fault, ". The ranks:", alignment_table(cards));
   check_ring(cards, *mesh);
-  release_groups(*mesh);
   return cards;
 }
 

@@ -58,8 +58,8 @@ TEST(RankAlignment, CardsSurviveTheirTrip) {
   EXPECT_THROW(card_from_text("1\t2"), c10::Error);
 }
 
-TEST(RankAlignment, EveryRankGetsTheSameAnswer) {
-  const int port = 20000 + (static_cast<int>(::getpid()) + 7) % 20000;
+/// A job of three ranks that aligns rightly, then wrongly, and leaves.
+void align_rightly_and_wrongly(int port) {
   run_in_process(
       {3},
       [&](const spec::Mesh& mesh) {
@@ -81,6 +81,12 @@ TEST(RankAlignment, EveryRankGetsTheSameAnswer) {
         DistributedManager::cleanup();
       },
       kTimeout);
+}
+
+TEST(RankAlignment, EveryRankGetsTheSameAnswer) {
+  const int port = 20000 + (static_cast<int>(::getpid()) + 7) % 12000;
+  align_rightly_and_wrongly(port);
+  align_rightly_and_wrongly(port);  // a refused alignment gives the port back too
 }
 
 }  // namespace
