@@ -1,5 +1,6 @@
 #include "shardfield/comm/check_level.h"
 
+#include <algorithm>
 #include <atomic>
 #include <cstring>
 #include <map>
@@ -24,7 +25,7 @@ std::atomic<CheckLevel> level{CheckLevel::kCheap};
 at::Tensor record_of(const std::string& text, Traffic traffic = {}) {
   at::Tensor record = at::zeros({kTextBytes + 16}, at::kByte);
   auto* bytes = record.data_ptr<uint8_t>();
-  std::memcpy(bytes, text.data(), std::min<size_t>(text.size(), kTextBytes - 1));
+  std::copy_n(text.data(), std::min<size_t>(text.size(), kTextBytes - 1), bytes);
   std::memcpy(bytes + kTextBytes, &traffic, 16);
   return record;
 }

@@ -44,7 +44,7 @@ struct Common {
         ref = impl;
         fits &= impl->is_non_overlapping_and_dense();
       } else {
-        fits &= impl->layout() == ref->layout() && impl->sizes() == ref->sizes();
+        fits &= impl->piece_layout() == ref->piece_layout() && impl->sizes() == ref->sizes();
       }
     }
   }
@@ -140,7 +140,7 @@ inline bool ready(const Tensor& t, const ShardTensorImpl* ref, NodePointer& keep
   const bool wants_grad = meta && (meta->requires_grad_ || meta->grad_fn_);
   if (!is_sharded(t)) return !wants_grad || t.dim() == 0;
   if (meta && meta->requires_grad_ && !meta->grad_fn_) keep = prepare_leaf(t);
-  return impl_of(t)->layout() == ref->layout() && impl_of(t)->sizes() == ref->sizes();
+  return impl_of(t)->piece_layout() == ref->piece_layout() && impl_of(t)->sizes() == ref->sizes();
 }
 template <class T>
   requires(!is_tensor_arg<T>)

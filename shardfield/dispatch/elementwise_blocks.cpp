@@ -24,7 +24,7 @@ Tensor as_row(const Tensor& t, at::IntArrayRef sizes) {
 }
 
 Tensor from_row(const Tensor& row, at::IntArrayRef sizes, const Tensor& like) {
-  const Tensor result = row.narrow(0, 0, c10::multiply_integers(sizes)).view(sizes);
+  Tensor result = row.narrow(0, 0, c10::multiply_integers(sizes)).view(sizes);
   if (like.sizes() != sizes || like.is_contiguous() || !like.is_non_overlapping_and_dense())
     return result;
   return at::empty_strided(sizes, like.strides(), result.options()).copy_(result);

@@ -1,6 +1,7 @@
 #include "shardfield/exchange/owner_lists.h"
 
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 
 #include "shardfield/comm/collectives.h"
 #include "shardfield/exchange/cut_ranks.h"

@@ -69,8 +69,8 @@ Tensor run_without_padding(const LeanPlan& lean, const Tensor& rows, const Tenso
 Tensor main_forward(const LeanPlan& lean, const Tensor& piece, const Tensor& weight,
                     const OptTensor& bias) {
   const ConvSettings& s = lean.conv->settings;
-  const Tensor y = at::convolution(piece, weight, bias, lean.stride, lean.padding, lean.dilation,
-                                   s.transposed, lean.output_padding, s.groups);
+  Tensor y = at::convolution(piece, weight, bias, lean.stride, lean.padding, lean.dilation,
+                             s.transposed, lean.output_padding, s.groups);
   if (lean.exact) return y;
   Box keep{{0, y.size(0)}, {0, y.size(1)}};
   for (const LeanDim& d : lean.dims) keep.push_back({d.skip, d.skip + d.outputs.size()});

@@ -63,8 +63,7 @@ Tensor one_cut_on(const Tensor& x, const Diagonal& d) {
   const Layout& layout = layout_of(x);
   std::vector<Cut> kept;
   bool taken = false;
-  for (size_t c = 0; c < layout.cuts().size(); ++c) {
-    const Cut& cut = layout.cuts()[c];
+  for (const Cut& cut : layout.cuts()) {
     if (d.has(cut.dim)) {
       if (taken || cut.total() != x.size(cut.dim)) continue;
       taken = true;

@@ -1,6 +1,7 @@
 #include "shardfield/tensor/redistribute.h"
 
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 
 #include "shardfield/comm/collectives.h"
 #include "shardfield/tensor/shard_tensor_impl.h"

@@ -27,7 +27,8 @@ class ShardTensorImpl final : public c10::TensorImpl {
                   at::IntArrayRef strides, int64_t storage_offset, const ShardTensorImpl& source);
 
   const at::Tensor& piece() const { return piece_; }
-  const spec::Layout* layout() const { return layout_; }
+  /// Where the pieces lie; not the memory layout, which the base class calls layout().
+  const spec::Layout* piece_layout() const { return layout_; }
 
   /// True for what stands where one device has a view but holds copies, as its elements had to move
   /// to other ranks. Views of it inherit this. It may be read, not written: see check_writable.
@@ -71,7 +72,7 @@ inline const at::Tensor& piece_of(const at::Tensor& t) {
   return impl_of(t)->piece();
 }
 inline const spec::Layout& layout_of(const at::Tensor& t) {
-  return *impl_of(t)->layout();
+  return *impl_of(t)->piece_layout();
 }
 
 /// A sharded tensor around a piece, without autograd. Local.
