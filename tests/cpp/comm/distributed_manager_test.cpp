@@ -33,7 +33,8 @@ void with_manager(int ranks, const std::function<void(DistributedManager&)>& bod
         options.timeout = kTimeout;
         body(DistributedManager::initialize(
             {"EXPLICIT", mesh.rank, ranks, mesh.rank, "127.0.0.1", port}, options));
-        DistributedManager::cleanup();
+        // Rank 0 holds the store: it leaves last.
+        DistributedManager::cleanup(/*barrier=*/true);
         EXPECT_FALSE(DistributedManager::is_initialized());
       },
       kTimeout);
