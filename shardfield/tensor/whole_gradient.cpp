@@ -4,6 +4,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "shardfield/comm/backward_scope.h"
+#include "shardfield/comm/gradient_law.h"
 #include "shardfield/tensor/autograd.h"
 
 namespace shardfield::tensor {
@@ -20,7 +21,10 @@ struct WholeGradientFn : torch::autograd::Function<WholeGradientFn> {
   }
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
     const comm::BackwardScope scope(ctx);
-    return {grads[0].defined() ? gather(grads[0]) : grads[0]};
+    if (!grads[0].defined() || !is_sharded(grads[0])) return {grads[0]};
+    at::Tensor whole = gather(grads[0]);
+    comm::remember_gradient_sum(whole, layout_of(grads[0]).mesh(), layout_of(grads[0]).axes());
+    return {whole};
   }
 };
 

@@ -134,6 +134,34 @@ def test_sums_behind_casts_are_recognised(run_mesh):
     run_mesh((2,), weights_behind_casts)
 
 
+class GathersGradients(nn.Module):
+    """Weights whose gradients come together by a gather: cut as the tensor is, or of cut norms."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.position = nn.Parameter(numbers(1, 4, 12))
+        self.group_norm, self.layer_norm = nn.GroupNorm(2, 4), nn.LayerNorm(12)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer_norm(self.group_norm(x + self.position))
+
+
+def gathered_gradients(mesh) -> None:
+    model, serial = GathersGradients().double(), GathersGradients().double()
+    model(sharded(numbers(2, 4, 12), mesh, 2)).square().sum().backward()
+    serial(numbers(2, 4, 12)).square().sum().backward()
+    for (name, p), q in zip(model.named_parameters(), serial.parameters(), strict=True):
+        assert_equal(p.grad, q.grad, name)
+        with pytest.raises(RuntimeError, match="still to be summed"):
+            dist.all_reduce(p.grad, group=mesh.get_group())
+        assert_equal(p.grad, q.grad, name)
+
+
+def test_sums_of_gathered_gradients_are_refused(run_mesh):
+    for ranks in (2, 3):
+        run_mesh((ranks,), gathered_gradients)
+
+
 def gradients_of_a_ranks_own(mesh) -> None:
     """The same module used on a rank's own tensors: its gradients are the rank's, and may be summed."""
     model = net()
