@@ -59,6 +59,7 @@ def core_mesh(mesh: DeviceMesh) -> Any:
     found = _meshes.get(key)
     if found is not None:
         return found
+    _forget_destroyed()
     mesh_rank = mesh.mesh.flatten().tolist().index(dist.get_rank())
     made = core.make_mesh(
         list(mesh.mesh.shape), list(names), mesh_rank, _whole_group(mesh), groups, mesh.device_type
@@ -68,8 +69,26 @@ def core_mesh(mesh: DeviceMesh) -> Any:
     return made
 
 
+def _forget_destroyed() -> None:
+    """Lets go of meshes whose groups were destroyed: a DeviceMesh keeps their threads and sockets."""
+    alive = set(dist.distributed_c10d._world.pg_names.values())
+    for key, mesh in list(_meshes.items()):
+        if not alive.issuperset(key[4]):
+            del _meshes[key]
+            del _device_meshes[mesh.id]
+
+
 def device_mesh_of(mesh: Any) -> DeviceMesh:
-    """The DeviceMesh a library mesh was made from."""
+    """The DeviceMesh a library mesh was made from.
+
+    Raises:
+        RuntimeError: when its process groups were destroyed.
+    """
+    if mesh.id not in _device_meshes:
+        raise RuntimeError(
+            f"device_mesh: the process groups of the mesh {list(mesh.shape)} were destroyed; make the tensor "
+            "anew on a mesh of living groups"
+        )
     return _device_meshes[mesh.id]
 
 

@@ -109,8 +109,12 @@ std::vector<at::Tensor> leaves_behind(const torch::autograd::Node& node) {
         leaves.push_back(leaf->variable);
         break;
       }
-      // A node of the library stands between plain values and a rank's own ones.
-      if (next->num_outputs() != 1 || next->name().find("shardfield::") != std::string::npos) break;
+      // A node of the library stands between plain values and a rank's own ones, but for the one
+      // that brings a gradient together.
+      const std::string name = next->name();
+      const bool is_own = name.find("shardfield::") != std::string::npos;
+      if (next->num_outputs() != 1) break;
+      if (is_own && name.find("WholeGradientFn") == std::string::npos) break;
       next = next->next_edge(0).function.get();
     }
   }

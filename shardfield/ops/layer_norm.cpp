@@ -6,6 +6,7 @@
 
 #include "shardfield/base/error.h"
 #include "shardfield/comm/collectives.h"
+#include "shardfield/comm/gradient_law.h"
 #include "shardfield/dispatch/op_table.h"
 #include "shardfield/ops/moments.h"
 #include "shardfield/tensor/autograd.h"
@@ -174,8 +175,10 @@ Three split_layer_norm_backward(const Tensor& dy, const Tensor& x, const Tensor&
   reduce_parameters(dw, db, cut.layout.mesh(), cut.row_axes);
   const auto whole = [&](const Tensor& t, const Tensor& like) {
     if (!t.defined()) return t;
-    return tensor::redistribute_piece(t, cut.column_layout, nullptr, cut.column_sizes)
-        .to(like.defined() ? like.scalar_type() : type);
+    const Tensor sum = tensor::redistribute_piece(t, cut.column_layout, nullptr, cut.column_sizes)
+                           .to(like.defined() ? like.scalar_type() : type);
+    comm::remember_gradient_sum(sum, cut.layout.mesh(), cut.layout.axes());
+    return sum;
   };
   return {dx, whole(dw, weight), whole(db, bias)};
 }

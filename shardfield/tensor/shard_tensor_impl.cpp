@@ -164,12 +164,13 @@ c10::SmallVector<int64_t, 5> dense_strides(at::IntArrayRef sizes, at::MemoryForm
     const auto s = c10::get_channels_last_strides_3d(sizes);
     return {s.begin(), s.end()};
   }
-  c10::SmallVector<int64_t, 5> strides(sizes.begin(), sizes.end());
+  c10::SmallVector<int64_t, 5> strides;
   int64_t step = 1;
   for (size_t d = sizes.size(); d-- > 0;) {
-    strides[d] = step;
+    strides.push_back(step);
     step *= std::max<int64_t>(sizes[d], 1);
   }
+  std::reverse(strides.begin(), strides.end());
   return strides;
 }
 

@@ -64,12 +64,25 @@ class RankFailure(AssertionError):
 # ---------------------------------------------------------------------------------------- rank side
 
 
+_lasting_groups: set[Any] = set()
+
+
+def _groups() -> set[Any]:
+    """The process groups that exist on this rank."""
+    from torch.distributed.distributed_c10d import _world
+
+    return set(_world.pg_map)
+
+
 @functools.cache
 def mesh_of(shape: tuple[int, ...], names: tuple[str, ...] | None = None) -> Any:
     """The device mesh of this shape over all ranks of the pool, made once per process."""
     from torch.distributed.device_mesh import init_device_mesh
 
-    return init_device_mesh(device_type(), shape, mesh_dim_names=names)
+    before = _groups()
+    mesh = init_device_mesh(device_type(), shape, mesh_dim_names=names)
+    _lasting_groups.update(_groups() - before)
+    return mesh
 
 
 def device_type() -> str:
@@ -116,9 +129,13 @@ def _run_case(rank: int, message: bytes) -> Answer:
         module, name, kwargs = pickle.loads(message)
         function = functools.reduce(getattr, name.split("."), importlib.import_module(module))
         torch.manual_seed(0)
+        before = _groups()
         value = function(**kwargs)
         # An exchange that one rank did and another did not would otherwise spoil the next case.
         dist.all_reduce(torch.ones(1))
+        # Each group has threads that wake up a hundred times a second.
+        for group in _groups() - before - _lasting_groups:
+            dist.destroy_process_group(group)
         return Answer(rank, True, value=value)
     except BaseException as error:
         text = f"{type(error).__name__}: {error}"
