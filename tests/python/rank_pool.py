@@ -64,14 +64,19 @@ class RankFailure(AssertionError):
 # ---------------------------------------------------------------------------------------- rank side
 
 
-_lasting_groups: set[Any] = set()
+_meshes: list[Any] = []
 
 
-def _groups() -> set[Any]:
-    """The process groups that exist on this rank."""
-    from torch.distributed.distributed_c10d import _world
+def _groups_of_cases() -> set[Any]:
+    """The process groups on this rank but for the world's and those of the lasting meshes."""
+    from torch.distributed.distributed_c10d import GroupMember, _world
 
-    return set(_world.pg_map)
+    lasting: set[str] = set()
+    for mesh in _meshes:
+        for each in (mesh, *mesh._flatten_mapping.values()):
+            lasting.update(each._dim_group_names)
+    named = {group for group, name in _world.pg_names.items() if name not in lasting}
+    return named - {GroupMember.WORLD}
 
 
 @functools.cache
@@ -79,10 +84,8 @@ def mesh_of(shape: tuple[int, ...], names: tuple[str, ...] | None = None) -> Any
     """The device mesh of this shape over all ranks of the pool, made once per process."""
     from torch.distributed.device_mesh import init_device_mesh
 
-    before = _groups()
-    mesh = init_device_mesh(device_type(), shape, mesh_dim_names=names)
-    _lasting_groups.update(_groups() - before)
-    return mesh
+    _meshes.append(init_device_mesh(device_type(), shape, mesh_dim_names=names))
+    return _meshes[-1]
 
 
 def device_type() -> str:
@@ -129,12 +132,12 @@ def _run_case(rank: int, message: bytes) -> Answer:
         module, name, kwargs = pickle.loads(message)
         function = functools.reduce(getattr, name.split("."), importlib.import_module(module))
         torch.manual_seed(0)
-        before = _groups()
+        before = _groups_of_cases()
         value = function(**kwargs)
         # An exchange that one rank did and another did not would otherwise spoil the next case.
         dist.all_reduce(torch.ones(1))
         # Each group has threads that wake up a hundred times a second.
-        for group in _groups() - before - _lasting_groups:
+        for group in _groups_of_cases() - before:
             dist.destroy_process_group(group)
         return Answer(rank, True, value=value)
     except BaseException as error:
