@@ -71,7 +71,12 @@ def _is_buffer(tensor: torch.Tensor, writer: FrameType) -> bool:
     return any(tensor is b for m in modules for b in m._buffers.values())
 
 
-def _is_unseen(tensor: torch.Tensor, views: int = 0) -> bool:
+def _may_change(tensor: torch.Tensor, writer: FrameType, views: int = 0) -> bool:
+    """A module's state stays as it is saved and loaded: whole."""
+    return _is_unseen(tensor, views) and not _is_buffer(tensor, writer)
+
+
+def _is_unseen(tensor: torch.Tensor, views: int) -> bool:
     """True when the caller's Python object and so many known views are all that refer to it."""
     if tensor.requires_grad or tensor.grad_fn is not None or tensor._use_count() != 1 + views:
         return False
@@ -137,13 +142,12 @@ def _index_of_view(view: torch.Tensor, base: torch.Tensor) -> tuple[Any, ...] | 
     return None
 
 
-def _become_view(view: torch.Tensor, value: torch.Tensor) -> None:
+def _become_view(view: torch.Tensor, value: torch.Tensor, writer: FrameType) -> None:
     """As _become_sharded for a view, `out[k]` in `out[k] += y`, and the tensor it is of."""
     base = view._base
     index = _index_of_view(view, base)
     window = _window(index, base.shape) if index is not None else None
-    unseen = _is_unseen(base, views=1) and view._use_count() == 1
-    unseen = unseen and not _is_buffer(base, sys._getframe(2))
+    unseen = _may_change(base, writer, views=1) and view._use_count() == 1
     if _become_sharded(base, window, value, unseen):
         torch._C._swap_tensor_impl(view, base[index])
 
@@ -160,8 +164,7 @@ def _patch_item_writes() -> None:
     @functools.wraps(stock)
     def setitem(self: torch.Tensor, index: Any, value: Any) -> None:
         if _is_mixed(self, value):
-            # A module's state stays as it is saved and loaded: whole.
-            unseen = _is_unseen(self) and not _is_buffer(self, sys._getframe(1))
+            unseen = _may_change(self, sys._getframe(1))
             _become_sharded(self, _window(index, self.shape), value, unseen)
         stock(self, index, value)
 
@@ -172,10 +175,11 @@ def _patched(stock: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(stock)
     def in_place(self: torch.Tensor, value: Any) -> Any:
         if _is_mixed(self, value):
+            writer = sys._getframe(1)
             if self._is_view():
-                _become_view(self, value)
+                _become_view(self, value, writer)
             else:
-                unseen = _is_unseen(self) and not _is_buffer(self, sys._getframe(1))
+                unseen = _may_change(self, writer)
                 _become_sharded(self, _window(..., self.shape), value, unseen)
         return stock(self, value)
 
