@@ -103,17 +103,21 @@ bool are_apart(const std::vector<Box>& boxes) {
 
 }  // namespace
 
+bool lies_inside(const Box& box, const std::vector<int64_t>& shape) {
+  bool inside = box.offset.size() == shape.size() && box.shape.size() == shape.size();
+  for (size_t d = 0; inside && d < shape.size(); ++d)
+    inside = box.offset[d] >= 0 && box.shape[d] >= 0 && box.offset[d] <= shape[d] &&
+             box.shape[d] <= shape[d] - box.offset[d];
+  return inside;
+}
+
 void check_cover(const std::string& name, const std::vector<int64_t>& shape,
                  const std::vector<Box>& boxes) {
   int64_t total = 0;
   bool good = elements(shape) >= 0;
   for (size_t i = 0; good && i < boxes.size(); ++i) {
-    const Box& box = boxes[i];
-    good = box.offset.size() == shape.size() && box.shape.size() == shape.size();
-    for (size_t d = 0; good && d < shape.size(); ++d)
-      good = box.offset[d] >= 0 && box.shape[d] >= 0 && box.offset[d] <= shape[d] &&
-             box.shape[d] <= shape[d] - box.offset[d];
-    good = good && !__builtin_add_overflow(total, elements(box.shape), &total);
+    good = lies_inside(boxes[i], shape) &&
+           !__builtin_add_overflow(total, elements(boxes[i].shape), &total);
   }
   SHARDFIELD_CHECK(good && total == elements(shape) && are_apart(boxes), kOp, "the pieces of '",
                    name, "' (", c10::IntArrayRef(shape), ") do not hold each element once");

@@ -37,6 +37,9 @@ int64_t elements(const std::vector<int64_t>& shape);
 /// The common part of two boxes.
 std::optional<Box> overlap(const Box& a, const Box& b);
 
+/// True when a box lies inside a tensor of this shape. Safe for any numbers.
+bool lies_inside(const Box& box, const std::vector<int64_t>& shape);
+
 /// @throws c10::Error unless the boxes hold every element of the tensor exactly once.
 void check_cover(const std::string& name, const std::vector<int64_t>& shape,
                  const std::vector<Box>& boxes);

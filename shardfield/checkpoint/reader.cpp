@@ -127,13 +127,9 @@ void parse(const std::string& path, F&& work) {
 
 /// @throws c10::Error unless a box lies inside a tensor of this shape.
 void check_inside(const std::string& name, const Box& box, const Sizes& shape) {
-  bool inside = box.offset.size() == shape.size() && box.shape.size() == shape.size();
-  for (size_t d = 0; inside && d < shape.size(); ++d)
-    inside = box.offset[d] >= 0 && box.shape[d] >= 0 && box.offset[d] <= shape[d] &&
-             box.shape[d] <= shape[d] - box.offset[d];
-  SHARDFIELD_CHECK(inside, kOp, "expected a box inside of '", name, "' (", c10::IntArrayRef(shape),
-                   "), got offset ", c10::IntArrayRef(box.offset), " and shape ",
-                   c10::IntArrayRef(box.shape));
+  SHARDFIELD_CHECK(lies_inside(box, shape), kOp, "expected a box inside of '", name, "' (",
+                   c10::IntArrayRef(shape), "), got offset ", c10::IntArrayRef(box.offset),
+                   " and shape ", c10::IntArrayRef(box.shape));
 }
 
 }  // namespace

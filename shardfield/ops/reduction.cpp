@@ -34,8 +34,7 @@ Tensor sum_dims(const Tensor& x, OptionalIntArrayRef dims, bool keepdim, Dtype d
   return r.finish_sum(at::sum(local(x), r.dims, keepdim, dtype));
 }
 Tensor sum(const Tensor& x, Dtype dtype) {
-  if (!tensor::records_grad(x) && tensor::layout_of(x).is_alone())
-    return at::sum(tensor::piece_of(x), dtype);
+  if (tensor::layout_of(x).is_alone()) return at::sum(local(x), dtype);
   return sum_dims(x, std::nullopt, false, dtype);
 }
 
@@ -52,8 +51,7 @@ Tensor mean_dims(const Tensor& x, OptionalIntArrayRef dims, bool keepdim, Dtype 
   return sum_dims(x, dims, keepdim, dtype) / count;
 }
 Tensor mean(const Tensor& x, Dtype dtype) {
-  if (!tensor::records_grad(x) && tensor::layout_of(x).is_alone())
-    return at::mean(tensor::piece_of(x), dtype);
+  if (tensor::layout_of(x).is_alone()) return at::mean(local(x), dtype);
   return mean_dims(x, std::nullopt, false, dtype);
 }
 

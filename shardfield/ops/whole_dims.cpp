@@ -31,11 +31,11 @@ int64_t free_dim(const Tensor& x, const std::vector<Cut>& cuts, int64_t dim, at:
   return best;
 }
 
-/// A cut that may be made finer by so many times, or null.
-Cut* finer_cut(const Tensor& x, std::vector<Cut>& cuts, at::IntArrayRef busy, int64_t times) {
+/// A cut of more elements than pieces, which finer pieces make smaller (some may be left empty), or
+/// null.
+Cut* finer_cut(const Tensor& x, std::vector<Cut>& cuts, at::IntArrayRef busy) {
   for (Cut& cut : cuts)
-    if (!contains(busy, cut.dim) &&
-        x.size(cut.dim) >= times * static_cast<int64_t>(cut.sizes.size()))
+    if (!contains(busy, cut.dim) && x.size(cut.dim) > static_cast<int64_t>(cut.sizes.size()))
       return &cut;
   return nullptr;
 }
@@ -65,7 +65,7 @@ Tensor with_whole_dim(const char* op, const Tensor& x, int64_t dim, at::IntArray
   if (cut.dim >= 0) {
     cut.sizes = spec::balanced_sizes(x.size(cut.dim), pieces);
     kept.push_back(std::move(cut));
-  } else if (Cut* other = finer_cut(x, kept, busy, pieces)) {
+  } else if (Cut* other = finer_cut(x, kept, busy)) {
     other->axes.insert(other->axes.end(), cut.axes.begin(), cut.axes.end());
     other->sizes = spec::balanced_sizes(x.size(other->dim),
                                         pieces * static_cast<int64_t>(other->sizes.size()));

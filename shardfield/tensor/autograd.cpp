@@ -5,8 +5,8 @@
 
 #include "shardfield/base/error.h"
 #include "shardfield/comm/backward_scope.h"
-#include "shardfield/comm/gradient_law.h"
 #include "shardfield/comm/traffic.h"
+#include "shardfield/tensor/gathered_gradient.h"
 #include "shardfield/tensor/redistribute.h"
 
 namespace shardfield::tensor {
@@ -126,12 +126,7 @@ struct ScatterFn : Function<ScatterFn> {
   }
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
     const comm::BackwardScope scope(ctx);
-    Tensor whole = gather(grads[0]);
-    if (is_sharded(grads[0])) {
-      const Layout& layout = layout_of(grads[0]);
-      comm::remember_gradient_sum(whole, layout.mesh(), layout.axes());
-    }
-    return {whole, {}};
+    return {gathered_gradient(grads[0]), {}};
   }
 };
 

@@ -4,8 +4,8 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "shardfield/comm/backward_scope.h"
-#include "shardfield/comm/gradient_law.h"
 #include "shardfield/tensor/autograd.h"
+#include "shardfield/tensor/gathered_gradient.h"
 
 namespace shardfield::tensor {
 
@@ -21,10 +21,7 @@ struct WholeGradientFn : torch::autograd::Function<WholeGradientFn> {
   }
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
     const comm::BackwardScope scope(ctx);
-    if (!grads[0].defined() || !is_sharded(grads[0])) return {grads[0]};
-    at::Tensor whole = gather(grads[0]);
-    comm::remember_gradient_sum(whole, layout_of(grads[0]).mesh(), layout_of(grads[0]).axes());
-    return {whole};
+    return {gathered_gradient(grads[0])};
   }
 };
 

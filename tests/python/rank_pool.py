@@ -81,7 +81,11 @@ def _groups_of_cases() -> set[Any]:
 
 @functools.cache
 def mesh_of(shape: tuple[int, ...], names: tuple[str, ...] | None = None) -> Any:
-    """The device mesh of this shape over all ranks of the pool, made once per process."""
+    """The device mesh of this shape over all ranks of the pool, made once per process.
+
+    DTensor and FSDP keep meshes in their caches and reuse them for equal ones, so cases with them
+    take their meshes here: groups that a case makes itself are destroyed after it.
+    """
     from torch.distributed.device_mesh import init_device_mesh
 
     _meshes.append(init_device_mesh(device_type(), shape, mesh_dim_names=names))

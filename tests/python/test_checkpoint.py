@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from oracle import arange, assert_equal, full, numbers, sharded
-from rank_pool import RankFailure, device_type, mesh_of
+from rank_pool import RankFailure, mesh_of
 from shardfield._core import core
 from shardfield._mesh import core_mesh
 from shardfield.checkpoint._format import BLOCK_BYTES
@@ -28,7 +28,6 @@ from shardfield.checkpoint._plan import assign_owners, check_cover
 from shardfield.checkpoint._sharded import index_bytes
 from shardfield.domain_parallel import shard_tensor
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Shard, distribute_tensor
 from torch.distributed.tensor.parallel import (
@@ -205,7 +204,7 @@ def two_level_net() -> nn.Sequential:
 
 def save_with_strided_shards(folder: str) -> None:
     """FSDP2 over one axis of a tensor-parallel layer: both axes cut the same dim."""
-    mesh = init_device_mesh(device_type(), (2, 2), mesh_dim_names=("data", "model"))
+    mesh = mesh_of((2, 2), ("data", "model"))
     net = parallelize_module(
         two_level_net(), mesh["model"], {"0": ColwiseParallel(), "1": RowwiseParallel()}
     )

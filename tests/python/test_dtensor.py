@@ -8,9 +8,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 from oracle import Cut, assert_equal, full, is_sharded, numbers, scatter, sharded
+from rank_pool import mesh_of
 from shardfield.domain_parallel import ShardTensor, local_map, scatter_tensor, shard_tensor
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import (
     DTensor,
     Partial,
@@ -186,8 +187,8 @@ CALLS = {
 }
 
 
-def domain_of(mesh: DeviceMesh) -> tuple[DeviceMesh, DeviceMesh]:
-    named = init_device_mesh(mesh.device_type, (2, 2), mesh_dim_names=("data", "domain"))
+def domain_of() -> tuple[DeviceMesh, DeviceMesh]:
+    named = mesh_of((2, 2), ("data", "domain"))
     return named["domain"], named["data"]
 
 
@@ -204,7 +205,7 @@ def run_call(function, x, weights):
 def weights_over_data(mesh, name: str, kind: str) -> None:
     """A field cut by the domain axis, weights held by the data axis (or both axes, or the domain's)."""
     function, shape, dim, shapes = CALLS[name]
-    domain, data = domain_of(mesh)
+    domain, data = domain_of()
     held, placed = {
         "shard": (data, [Shard(0)]),
         "replicate": (data, [Replicate()]),
@@ -238,7 +239,7 @@ def test_dtensor_weights(run_mesh, name, kind):
 
 def other_samples(mesh) -> None:
     """Each data rank has a sample of its own: the gradient is that of the mean of their losses."""
-    domain, data = domain_of(mesh)
+    domain, data = domain_of()
     samples, w0 = numbers(2, 6, 4), numbers(5, 4, seed=1)
     w = w0.clone().requires_grad_()
     losses = [F.linear(s, w).sin().sum() for s in samples]
@@ -256,7 +257,7 @@ def other_samples(mesh) -> None:
 
 def trained_module(mesh) -> None:
     """A module whose parameters distribute_module spread over the data axis, one step of SGD."""
-    domain, data = domain_of(mesh)
+    domain, data = domain_of()
     torch.manual_seed(0)
     net = nn.Sequential(nn.Conv2d(2, 4, 3, padding=1), nn.GroupNorm(2, 4), nn.GELU()).double()
     serial, x0 = copy.deepcopy(net), numbers(2, 2, 8, 6)
@@ -284,7 +285,7 @@ def test_dtensor_modules(run_mesh, case):
 
 
 def refusals(mesh) -> None:
-    domain, data = domain_of(mesh)
+    domain, data = domain_of()
     x = shard_tensor(numbers(4, 6), domain, [Shard(0)])
     d = distribute_tensor(numbers(4, 6, seed=1), data, [Shard(0)])
     wide = parallelize_module(
@@ -362,7 +363,7 @@ def test_dtensors_alone_compile_as_before(run_mesh):
 
 def scattered_columns(mesh) -> None:
     """Uneven pieces meet a weight that DTensor divides evenly."""
-    domain, data = domain_of(mesh)
+    domain, data = domain_of()
     x0, w0 = numbers(9, 4), numbers(4, 3, seed=1)
     x = scatter(Cut(x0, [Shard(0)], {0: [9, 0]}), domain).requires_grad_()
     w = distribute_tensor(w0, data, [Shard(1)]).requires_grad_()
