@@ -21,6 +21,26 @@ std::map<Key, const Layout*>& origins() {
   return *table;
 }
 
+/// The cuts, those on `dim` joined to one.
+std::vector<spec::Cut> one_cut_on(const Layout& layout, int64_t dim) {
+  std::vector<spec::Cut> cuts;
+  cuts.reserve(layout.cuts().size());  // `joined` points into it
+  spec::Cut* joined = nullptr;
+  for (const spec::Cut& cut : layout.cuts()) {
+    if (cut.dim == dim && joined) {
+      joined->axes.insert(joined->axes.end(), cut.axes.begin(), cut.axes.end());
+      std::vector<int64_t> sizes;
+      for (const int64_t outer : joined->sizes)
+        for (const int64_t inner : cut.sizes) sizes.push_back(outer * inner);
+      joined->sizes = std::move(sizes);
+      continue;
+    }
+    cuts.push_back(cut);
+    if (cut.dim == dim) joined = &cuts.back();
+  }
+  return cuts;
+}
+
 }  // namespace
 
 void remember_slice_origin(const Layout* sliced, at::IntArrayRef source_sizes, int64_t dim,
@@ -37,7 +57,7 @@ const Layout* slice_origin(const Layout* sliced, at::IntArrayRef source_sizes, i
     auto it = origins().find({sliced, source_sizes.vec(), dim, begin, step});
     if (it != origins().end()) return it->second;
   }
-  std::vector<spec::Cut> cuts = sliced->cuts();
+  std::vector<spec::Cut> cuts = one_cut_on(*sliced, dim);
   for (spec::Cut& cut : cuts) {
     if (cut.dim != dim) continue;
     // Rows of the source up to and with each piece's last one, the rest to the last piece.

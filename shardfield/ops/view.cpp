@@ -14,6 +14,7 @@
 #include "shardfield/ops/slice_origin.h"
 #include "shardfield/ops/unfold.h"
 #include "shardfield/ops/whole_dims.h"
+#include "shardfield/spec/range.h"
 #include "shardfield/spec/reshape_layout.h"
 #include "shardfield/tensor/autograd.h"
 #include "shardfield/tensor/redistribute.h"
@@ -125,11 +126,12 @@ Tensor without_cuts(const Tensor& x, const std::vector<int64_t>& dims) {
   for (int64_t d : dims) {
     if (x.size(d) != 1) continue;
     keep[d] = -1;
-    const int c = layout_of(x).cut_on(static_cast<int>(d));
-    owner &= c < 0 || layout_of(x).local_size(c) == 1;
   }
-  const Layout* rest = spec::renumber(layout_of(x), keep);
-  Tensor piece = tensor::redistribute_piece(piece_of(x), &layout_of(x), rest, x.sizes());
+  const Layout& layout = layout_of(x);
+  for (size_t c = 0; c < layout.cuts().size(); ++c)
+    owner &= keep[layout.cuts()[c].dim] >= 0 || layout.local_size(c) == 1;
+  const Layout* rest = spec::renumber(layout, keep);
+  Tensor piece = tensor::redistribute_piece(piece_of(x), &layout, rest, x.sizes());
   if (owner) piece = at::alias(piece_of(x));
   return make_view(piece, rest, x.sizes(), x.strides(), x.storage_offset(), x);
 }
@@ -212,16 +214,64 @@ std::vector<int64_t> sliced_sizes(const Cut& cut, int64_t begin, int64_t end, in
   return sizes;
 }
 
+/// The rows begin, begin + step, ... of [begin, end) in a dim.
+struct SlicedRows {
+  int64_t begin, end, step;
+  int64_t count() const { return (end - begin + step - 1) / step; }
+};
+
+SlicedRows sliced_rows(int64_t n, const std::optional<c10::SymInt>& start,
+                       const std::optional<c10::SymInt>& end, const c10::SymInt& sym_step) {
+  const int64_t step = sym_step.expect_int();
+  SHARDFIELD_CHECK(step > 0, "slice", "step must be positive, got ", step);
+  const auto clamp = [n](int64_t v) { return std::clamp<int64_t>(v < 0 ? v + n : v, 0, n); };
+  const int64_t begin = start ? clamp(start->expect_int()) : 0;
+  return {begin, std::max(begin, end ? clamp(end->expect_int()) : n), step};
+}
+
+/// A cut that does not divide its whole dim, or one of several on it.
+bool is_merged(const Tensor& x, int64_t dim) {
+  const Layout& layout = layout_of(x);
+  const int c = layout.cut_on(static_cast<int>(dim));
+  return c >= 0 && (layout.cuts()[c].total() != x.size(dim) || !layout.has_single_cuts());
+}
+
+/// One row of a merged dim, size 1 there: its coordinates on the dim's factors tell who holds it.
+Tensor row_of_merged_dim(const Tensor& x, int64_t dim, int64_t row, int64_t step) {
+  const Layout& layout = layout_of(x);
+  std::vector<Cut> cuts = layout.cuts();
+  int64_t rest = row, local_row = 0, local_rows = 1;
+  bool own = true;
+  for (size_t c = cuts.size(); c-- > 0;) {  // the last cut is the fastest
+    if (cuts[c].dim != dim) continue;
+    const int64_t total = cuts[c].total(), at = rest % total;
+    rest /= total;
+    const int owner = spec::owner_of(cuts[c].sizes, at);
+    own &= owner == layout.piece(c);
+    local_row += (at - layout.local_offset(c)) * local_rows;
+    local_rows *= layout.local_size(c);
+    std::fill(cuts[c].sizes.begin(), cuts[c].sizes.end(), 0);
+    cuts[c].sizes[owner] = 1;
+  }
+  local_row = own ? local_row + rest * local_rows : 0;
+  Geometry g(x);
+  g.sizes[dim] = 1;
+  g.piece_sizes[dim] = own;
+  const Layout* out = spec::intern_layout(layout.mesh(), std::move(cuts));
+  remember_slice_origin(out, x.sizes(), dim, row, step, &layout);
+  const Tensor& piece = piece_of(x);
+  return make_view(tensor::strided_piece(piece, g.piece_sizes, g.piece_strides,
+                                         piece.storage_offset() + local_row * piece.stride(dim)),
+                   out, g.sizes, g.strides, x.storage_offset() + row * x.stride(dim), x);
+}
+
 Tensor slice_kernel(const Tensor& x, int64_t dim, std::optional<c10::SymInt> start,
                     std::optional<c10::SymInt> end, c10::SymInt sym_step) {
   dim = at::maybe_wrap_dim(dim, x.dim());
-  const int64_t n = x.size(dim), step = sym_step.expect_int();
-  SHARDFIELD_CHECK(step > 0, "slice", "step must be positive, got ", step);
-  const auto clamp = [&](int64_t v) { return std::clamp<int64_t>(v < 0 ? v + n : v, 0, n); };
-  const int64_t b = start ? clamp(start->expect_int()) : 0;
-  const int64_t e = std::max(b, end ? clamp(end->expect_int()) : n);
+  const SlicedRows rows = sliced_rows(x.size(dim), start, end, sym_step);
+  const int64_t b = rows.begin, e = rows.end, step = rows.step;
   Geometry g(x);
-  g.sizes[dim] = (e - b + step - 1) / step;
+  g.sizes[dim] = rows.count();
   g.strides[dim] *= step;
   g.piece_strides[dim] *= step;
   const Layout& layout = layout_of(x);
@@ -230,7 +280,8 @@ Tensor slice_kernel(const Tensor& x, int64_t dim, std::optional<c10::SymInt> sta
     g.piece_sizes[dim] = g.sizes[dim];
     return viewed(x, g, b * x.stride(dim), b * piece_of(x).stride(dim));
   }
-  if (layout.cuts()[c].total() != n || !layout.has_single_cuts()) {
+  if (is_merged(x, dim)) {
+    if (rows.count() == 1) return row_of_merged_dim(x, dim, b, step);
     return tensor::as_moved_view(with_simple_cuts(x)).slice(dim, b, e, step);
   }
   std::vector<Cut> cuts = layout.cuts();
@@ -277,10 +328,11 @@ Tensor reshaped(const Tensor& x, at::IntArrayRef sizes, at::IntArrayRef strides)
   const auto local = tensor::piece_sizes(**moved, sizes);
   const auto local_strides = at::detail::computeStride(piece.sizes(), piece.strides(), local);
   // The piece's own memory order may not allow what the outer one does: then it is copied.
-  Tensor view = local_strides
-                    ? tensor::strided_piece(piece, local, *local_strides, piece.storage_offset())
-                    : piece.reshape(local);
-  return make_view(std::move(view), *moved, sizes, strides, x.storage_offset(), x);
+  if (!local_strides)
+    return tensor::as_moved_view(
+        make_view(piece.reshape(local), *moved, sizes, strides, x.storage_offset(), x));
+  return make_view(tensor::strided_piece(piece, local, *local_strides, piece.storage_offset()),
+                   *moved, sizes, strides, x.storage_offset(), x);
 }
 
 Tensor view_kernel(const Tensor& x, c10::SymIntArrayRef size) {
@@ -483,13 +535,9 @@ Tensor select_above(c10::DispatchKeySet keys, const Tensor& x, int64_t dim, c10:
 Tensor slice_above(c10::DispatchKeySet keys, const Tensor& x, int64_t dim,
                    std::optional<c10::SymInt> start, std::optional<c10::SymInt> end,
                    c10::SymInt step) {
-  if (is_cut(x, dim)) {
-    dim = at::maybe_wrap_dim(dim, x.dim());
-    const Layout& layout = layout_of(x);
-    const Cut& cut = layout.cuts()[layout.cut_on(static_cast<int>(dim))];
-    if (cut.total() != x.size(dim) || !layout.has_single_cuts())
-      return slice_kernel(x, dim, start, end, step);
-  }
+  if (is_cut(x, dim) && is_merged(x, at::maybe_wrap_dim(dim, x.dim())) &&
+      sliced_rows(x.size(dim), start, end, step).count() != 1)
+    return slice_kernel(x, dim, start, end, step);
   return dispatch::call_view_formula<at::_ops::slice_Tensor>(keys, x, dim, start, end, step);
 }
 

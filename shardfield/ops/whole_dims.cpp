@@ -31,13 +31,16 @@ int64_t free_dim(const Tensor& x, const std::vector<Cut>& cuts, int64_t dim, at:
   return best;
 }
 
-/// A cut of more elements than pieces, which finer pieces make smaller (some may be left empty), or
+/// The cut with the longest pieces, which finer ones make shorter (some may be left empty), or
 /// null.
 Cut* finer_cut(const Tensor& x, std::vector<Cut>& cuts, at::IntArrayRef busy) {
+  const auto piece_length = [&](const Cut& cut) {
+    return static_cast<double>(x.size(cut.dim)) / static_cast<double>(cut.sizes.size());
+  };
+  Cut* best = nullptr;
   for (Cut& cut : cuts)
-    if (!contains(busy, cut.dim) && x.size(cut.dim) > static_cast<int64_t>(cut.sizes.size()))
-      return &cut;
-  return nullptr;
+    if (!contains(busy, cut.dim) && (!best || piece_length(cut) > piece_length(*best))) best = &cut;
+  return best;
 }
 
 }  // namespace

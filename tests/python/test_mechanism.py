@@ -165,6 +165,44 @@ def test_1_no_write_through_a_view_is_lost(run_mesh):
     run_mesh((2,), lost_writes)
 
 
+ROWS_OF_MERGED_DIMS = {
+    "select": lambda t, i: t.select(1, i).mul_(2),
+    "copy": lambda t, i: t.select(1, i).copy_(t.select(1, 7).clone()),
+    "narrow": lambda t, i: t.narrow(1, i, 1).add_(3),
+    "squeeze": lambda t, i: t.narrow(1, i, 1).squeeze(1).mul_(2),
+    "setitem": lambda t, i: t.__setitem__((slice(None), i), 5.0),
+    "last": lambda t, i: t[:, i::99].zero_(),
+}
+
+
+def rows_of_merged_dims(mesh, dims: list[int], sizes: list[int] | None) -> None:
+    """A row of a merged dim belongs to one rank, which sees the write; so do the gradients."""
+    whole, weight = numbers(2, 4, 3, 5), numbers(2, 12, 5, seed=1)
+    pieces = {0: sizes} if sizes else {}
+    cut = scatter(Cut(whole, [Shard(d) for d in dims], pieces), mesh)
+    for name, write in ROWS_OF_MERGED_DIMS.items():
+        for row in (0, 4, 7, 11):
+            results = []
+            for x in (whole.clone().requires_grad_(), cut.clone().requires_grad_()):
+                base = x * 1
+                write(base.view(2, 12, 5), row)
+                (grad,) = torch.autograd.grad((base.view(2, 12, 5) * weight).sin().sum(), x)
+                read = base.view(2, 12, 5).select(1, row)
+                results.append((base, grad, read))
+            for what, want, got in zip(("value", "gradient", "row"), *results, strict=True):
+                assert_equal(got, want, f"{what} after {name} of row {row}")
+
+
+@pytest.mark.parametrize("sizes", [None, [1, 0, 2], [0, 3, 0]])
+def test_1_rows_of_merged_dims_are_views(run_mesh, sizes):
+    run_mesh((3,), rows_of_merged_dims, dims=[2], sizes=sizes)
+
+
+@pytest.mark.parametrize("dims", [[1, 2], [2, 1], [2, 2], [0, 2]])
+def test_1_rows_of_dims_merged_from_two_cuts_are_views(run_mesh, dims):
+    run_mesh((2, 2), rows_of_merged_dims, dims=dims, sizes=None)
+
+
 def strides_and_views(mesh) -> None:
     for dim in (0, 1, 2):
         x, y = sharded(numbers(5, 6, 5), mesh, dim), numbers(5, 6, 5)
