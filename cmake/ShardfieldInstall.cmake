@@ -12,7 +12,7 @@ endif()
 set(SHARDFIELD_CMAKEDIR "${SHARDFIELD_LIBDIR}/cmake/shardfield")
 
 install(
-  TARGETS shardfield
+  TARGETS shardfield shardfield_vtk shardfield_hdf5
   EXPORT shardfieldTargets
   LIBRARY DESTINATION "${SHARDFIELD_LIBDIR}"
   INCLUDES DESTINATION "${SHARDFIELD_INCLUDEDIR}"
@@ -23,6 +23,7 @@ install(
   FILES_MATCHING
   PATTERN "*.h"
   PATTERN "precompiled.h" EXCLUDE
+  PATTERN "vtk/convert.h" EXCLUDE
 )
 install(EXPORT shardfieldTargets NAMESPACE shardfield:: DESTINATION "${SHARDFIELD_CMAKEDIR}")
 configure_package_config_file(

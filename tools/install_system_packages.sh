@@ -32,6 +32,8 @@ has mpirun.mpich || missing+=(mpich)
 if [ ${#missing[@]} -eq 0 ]; then
   exit 0
 fi
+# Nothing needs it, but where packages are installed anyway this small one is: mesh files in HDF5.
+[ -d /usr/include/hdf5 ] || missing+=(libhdf5-dev)
 echo "Missing: ${missing[*]}"
 sudo=()
 if [ "$(id -u)" -ne 0 ]; then

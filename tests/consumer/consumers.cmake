@@ -1,4 +1,4 @@
-# Three tiny projects use Shardfield as strangers would. Included by tests/cpp/CMakeLists.txt.
+# Four tiny projects use Shardfield as strangers would. Included by tests/cpp/CMakeLists.txt.
 set(SHARDFIELD_CONSUMER_PREFIX "${PROJECT_BINARY_DIR}/consumer/prefix")
 get_filename_component(SHARDFIELD_TORCH_FOLDER "${SHARDFIELD_TORCH_LIB_DIR}" DIRECTORY)
 
@@ -44,4 +44,9 @@ shardfield_add_consumer(
   OPTIONS
     "-DCMAKE_PREFIX_PATH=${SHARDFIELD_TORCH_FOLDER}"
     "-Dshardfield_ROOT=${SHARDFIELD_CONSUMER_PREFIX}"
+)
+shardfield_add_consumer(
+  mesh_files
+  RUN consumer
+  OPTIONS "-DCMAKE_PREFIX_PATH=${SHARDFIELD_CONSUMER_PREFIX}"
 )
