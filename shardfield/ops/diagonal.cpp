@@ -58,14 +58,16 @@ std::vector<int64_t> positions_per_piece(const Cut& cut, const Diagonal& d) {
   return sizes;
 }
 
-/// x with at most one cut on the two dims, and that a simple one. Differentiable.
+/// x with at most one cut on the two dims, and that a simple one; never whole, so that a copy can
+/// be told from a view. Differentiable.
 Tensor one_cut_on(const Tensor& x, const Diagonal& d) {
   const Layout& layout = layout_of(x);
   std::vector<Cut> kept;
   bool taken = false;
   for (const Cut& cut : layout.cuts()) {
     if (d.has(cut.dim)) {
-      if (taken || cut.total() != x.size(cut.dim)) continue;
+      if (cut.total() != x.size(cut.dim)) return one_cut_on(with_simple_cuts(x), d);
+      if (taken) continue;
       taken = true;
     }
     kept.push_back(cut);

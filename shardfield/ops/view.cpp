@@ -117,6 +117,20 @@ Tensor unsqueeze_kernel(const Tensor& x, int64_t dim) {
   return viewed(x, g);
 }
 
+/// A row of a moved view stays cut, along its longest dim: a plain one could not refuse a write
+/// that the source would not see. Null when it has no dim of more than one element.
+const Layout* cut_of_moved_row(const Tensor& x) {
+  int64_t longest = 0;
+  for (int64_t d = 1; d < x.dim(); ++d)
+    if (x.size(d) > x.size(longest)) longest = d;
+  if (x.size(longest) < 2) return nullptr;
+  const std::vector<int>& axes = layout_of(x).axes();
+  int64_t ranks = 1;
+  for (const int a : axes) ranks *= layout_of(x).mesh().shape[a];
+  return spec::intern_layout(layout_of(x).mesh(), {{static_cast<int>(longest), axes,
+                                                    spec::balanced_sizes(x.size(longest), ranks)}});
+}
+
 /// x without its cuts on these dims of size 1: the row's owner keeps its memory, so writes reach x;
 /// the others get its values. Collective over the dropped axes.
 Tensor without_cuts(const Tensor& x, const std::vector<int64_t>& dims) {
@@ -131,6 +145,10 @@ Tensor without_cuts(const Tensor& x, const std::vector<int64_t>& dims) {
   for (size_t c = 0; c < layout.cuts().size(); ++c)
     owner &= keep[layout.cuts()[c].dim] >= 0 || layout.local_size(c) == 1;
   const Layout* rest = spec::renumber(layout, keep);
+  if (!rest && tensor::impl_of(x)->is_moved_view()) {
+    rest = cut_of_moved_row(x);
+    owner = false;
+  }
   Tensor piece = tensor::redistribute_piece(piece_of(x), &layout, rest, x.sizes());
   if (owner) piece = at::alias(piece_of(x));
   return make_view(piece, rest, x.sizes(), x.strides(), x.storage_offset(), x);

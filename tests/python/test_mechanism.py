@@ -142,6 +142,10 @@ def lost_writes(mesh) -> None:
         "alias": lambda x: x.alias().mul_(2) if hasattr(x, "alias") else x.view_as(x).mul_(2),
         "unsqueeze": lambda x: x.unsqueeze(1)[2].mul_(2),
         "T": lambda x: x.t()[1].zero_(),
+        "regroup_row": lambda x: x.view(4, 9)[1].mul_(2),
+        "unfold_row": lambda x: x.unfold(0, 2, 2)[1].mul_(2),
+        "merged_diagonal": lambda x: x.view(2, 18).diagonal().mul_(2),
+        "merged_part_row": lambda x: x.view(2, 18)[:, 3:11].t()[2].mul_(2),
     }
     for name, write in writes.items():
         for dim in (0, 1):
