@@ -40,7 +40,8 @@ int main() {
       {graph::CellBlock::uniform(graph::CellKind::triangle,
                                  graph::Array<int64_t>::owning({0, 1, 2, 0, 2, 3}))});
   const at::Tensor heat = at::arange(4, at::kDouble);
-  const std::string stem = (std::filesystem::temp_directory_path() / "shardfield_square").string();
+  // Run in its build folder; another run elsewhere has its own.
+  const std::string stem = (std::filesystem::current_path() / "square").string();
   const auto write_vtk = [&] { graph::write_mesh(stem + ".vtu", mesh, {{"heat", heat}}); };
   const auto read_vtk = [&] { return graph::read_mesh(stem + ".vtu"); };
   const auto write_hdf5 = [&] { graph::write_hdf5(stem + ".vtkhdf", mesh, {{"heat", heat}}); };

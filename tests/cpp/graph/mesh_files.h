@@ -12,6 +12,7 @@
 #include <gtest/gtest.h>
 
 #include "graph/meshes.h"
+#include <unistd.h>
 
 #include "shardfield/graph/fields.h"
 
@@ -22,8 +23,9 @@ class FolderTest : public ::testing::Test {
  protected:
   void SetUp() override {
     const auto* test = ::testing::UnitTest::GetInstance()->current_test_info();
-    folder_ = std::filesystem::temp_directory_path() /
-              (std::string(test->test_suite_name()) + "_" + test->name());
+    folder_ =
+        std::filesystem::temp_directory_path() / (std::string(test->test_suite_name()) + "_" +
+                                                  test->name() + "_" + std::to_string(getpid()));
     std::filesystem::remove_all(folder_);
     std::filesystem::create_directories(folder_);
   }
