@@ -15,6 +15,7 @@
 #include "shardfield/dispatch/op_table.h"
 #include "shardfield/exchange/rows.h"
 #include "shardfield/ops/cut_rows.h"
+#include "shardfield/ops/exact_sums.h"
 #include "shardfield/ops/whole_dims.h"
 #include "shardfield/spec/range.h"
 #include "shardfield/tensor/autograd.h"
@@ -321,12 +322,16 @@ Tensor sampled_in_windows(const Sampling& sampling, const Tensor& image, const T
   return sampled_piece(sampling.local(), rows, at::stack(coordinates, -1), *layout, sizes);
 }
 
+void check_arguments(const char* op, const Tensor& image, const Tensor& grid) {
+  SHARDFIELD_CHECK(image.dim() == grid.dim() && image.size(0) == grid.size(0) &&
+                       grid.size(-1) == image.dim() - 2,
+                   op, "expected an image (N, C, spatial...) and a grid (N, points..., ",
+                   image.dim() - 2, "), got ", tensor::describe(image), " and ",
+                   tensor::describe(grid), "; give one point list per sample");
+}
+
 Tensor sampled(const Sampling& sampling, const Tensor& given, const Tensor& given_grid) {
-  SHARDFIELD_CHECK(given.dim() == given_grid.dim() && given.size(0) == given_grid.size(0) &&
-                       given_grid.size(-1) == given.dim() - 2,
-                   sampling.op, "expected an image (N, C, spatial...) and a grid (N, points..., ",
-                   given.dim() - 2, "), got ", tensor::describe(given), " and ",
-                   tensor::describe(given_grid), "; give one point list per sample");
+  check_arguments(sampling.op, given, given_grid);
   const Tensor image = with_simple_cuts(given), grid = with_simple_cuts(given_grid);
   std::vector<int64_t> sizes{image.size(0), image.size(1)};
   sizes.insert(sizes.end(), grid.sizes().begin() + 1, grid.sizes().end() - 1);
@@ -352,11 +357,95 @@ Tensor grid_sampler_3d(const Tensor& x, const Tensor& grid, int64_t mode, int64_
   return sampled({"grid_sampler_3d", mode, padding, align_corners, 5}, x, grid);
 }
 
+// Reproducible mode: the image is read at whole rows, which copies, and the neighbours are weighed
+// by elementwise ops. Coordinates are those of the whole image on every rank.
+
+/// Whole rows around points along one dim, and how much each counts.
+struct Neighbours {
+  std::vector<Tensor> rows, weights;
+};
+
+/// Coordinates beyond the image moved into it, as the padding mode has it. No derivative at the
+/// edges and beyond, as in PyTorch.
+Tensor inside(const Sampling& sampling, const Tensor& rows, int64_t n) {
+  if (sampling.padding == 0) return rows;
+  const Tensor x = sampling.padding == 2 ? sampling.reflected(rows, n) : rows;
+  const auto last = static_cast<double>(n - 1);
+  return at::where(x >= last, last, at::where(x <= 0, 0.0, x));
+}
+
+/// Cubic convolution with A = -0.75 (Keys, 1981) at distance t + 1, t, 1 - t and 2 - t.
+std::vector<Tensor> cubic_weights(const Tensor& t) {
+  constexpr double kA = -0.75;
+  const auto near = [&](const Tensor& d) { return ((kA + 2) * d - (kA + 3)) * d * d + 1; };
+  const auto far = [&](const Tensor& d) { return ((kA * d - 5 * kA) * d + 8 * kA) * d - 4 * kA; };
+  return {far(t + 1), near(t), near(1 - t), far(2 - t)};
+}
+
+Neighbours neighbours(const Sampling& sampling, const Tensor& grid, int64_t n) {
+  Sampling plain = sampling;
+  plain.padding = 0;
+  const Tensor raw = plain.rows_of(grid, n);
+  if (sampling.mode == 2) {
+    const Tensor below = raw.detach().floor();
+    Neighbours found{{}, cubic_weights(raw - below)};
+    for (int64_t k = -1; k < 3; ++k) found.rows.push_back(inside(sampling, below + k, n));
+    return found;
+  }
+  const Tensor place = inside(sampling, raw, n);
+  // The gradient of the nearest row's place is zero.
+  if (sampling.mode == 1) return {{place.detach().round()}, {place * 0 + 1}};
+  const Tensor below = place.detach().floor(), t = place - below;
+  return {{below, below + 1}, {1 - t, t}};
+}
+
+/// Sum over all combinations of neighbours along the dims.
+Tensor sampled_exactly(const Sampling& sampling, const Tensor& image, const Tensor& grid) {
+  check_arguments(sampling.op, image, grid);
+  const auto coordinates = grid.unbind(-1);
+  const size_t n = coordinates.size();
+  std::vector<Neighbours> along;
+  size_t count = 1;
+  for (size_t i = 0; i < n; ++i) {
+    along.push_back(neighbours(sampling, coordinates[i], image.size(image.dim() - 1 - i)));
+    count *= along[i].rows.size();
+  }
+  Tensor out;
+  for (size_t k = 0; k < count; ++k) {
+    std::vector<Tensor> places;
+    Tensor weight;
+    for (size_t i = 0, rest = k; i < n; rest /= along[i++].rows.size()) {
+      const size_t j = rest % along[i].rows.size();
+      const auto rows = static_cast<double>(image.size(image.dim() - 1 - i));
+      places.push_back((along[i].rows[j].to(at::kDouble) * 2 + 1) / rows - 1);
+      weight = i == 0 ? along[i].weights[j] : weight * along[i].weights[j];
+    }
+    const Tensor points = at::stack(places, -1).detach();
+    const Sampling selecting{sampling.op, 1, 0, false, sampling.dim};
+    const Tensor values = with_exact_gradient(
+        image, [&](const Tensor& t) { return sampled(selecting, t, points.to(t.scalar_type())); });
+    const Tensor share = values * weight.unsqueeze(1);
+    out = out.defined() ? out + share : share;
+  }
+  return out;
+}
+
+Tensor grid_sampler_2d_exact(const Tensor& x, const Tensor& grid, int64_t mode, int64_t padding,
+                             bool align_corners) {
+  return sampled_exactly({"grid_sampler_2d", mode, padding, align_corners, 4}, x, grid);
+}
+Tensor grid_sampler_3d_exact(const Tensor& x, const Tensor& grid, int64_t mode, int64_t padding,
+                             bool align_corners) {
+  return sampled_exactly({"grid_sampler_3d", mode, padding, align_corners, 5}, x, grid);
+}
+
 }  // namespace
 
 SHARDFIELD_OPS(grid_sample) {
   table.composed("aten::grid_sampler_2d", TORCH_FN(grid_sampler_2d));
   table.composed("aten::grid_sampler_3d", TORCH_FN(grid_sampler_3d));
+  table.reproducible_composed("aten::grid_sampler_2d", TORCH_FN(grid_sampler_2d_exact));
+  table.reproducible_composed("aten::grid_sampler_3d", TORCH_FN(grid_sampler_3d_exact));
 }
 
 }  // namespace shardfield::ops

@@ -24,6 +24,22 @@ struct Copying<Op, Tensor(const Tensor&, A...)> {
   }
 };
 
+/// The same where the op also tells which elements it selected.
+template <class Op, class Schema = typename Op::schema>
+struct CopyingWithIndex;
+template <class Op, class... A>
+struct CopyingWithIndex<Op, std::tuple<Tensor, Tensor>(const Tensor&, A...)> {
+  static std::tuple<Tensor, Tensor> run(const Tensor& x, A... a) {
+    Tensor index;
+    const Tensor value = with_exact_gradient(x, [&](const Tensor& t) {
+      auto [selected, where] = Op::call(t, a...);
+      index = where;
+      return selected;
+    });
+    return {value, index};
+  }
+};
+
 Tensor added_at_index(const Tensor& x, int64_t dim, const Tensor& index, const Tensor& source,
                       const Scalar& alpha) {
   const Tensor sums = exact_sum(source, index.numel(), [&](const Tensor& part) {
@@ -43,12 +59,26 @@ SHARDFIELD_OPS(reproducible_places) {
   table.reproducible_composed("aten::max_pool1d", TORCH_FN(Copying<op::max_pool1d>::run));
   table.reproducible_composed("aten::max_pool2d", TORCH_FN(Copying<op::max_pool2d>::run));
   table.reproducible_composed("aten::max_pool3d", TORCH_FN(Copying<op::max_pool3d>::run));
+  table.reproducible_composed("aten::max_pool2d_with_indices",
+                              TORCH_FN(CopyingWithIndex<op::max_pool2d_with_indices>::run));
+  table.reproducible_composed("aten::max_pool3d_with_indices",
+                              TORCH_FN(CopyingWithIndex<op::max_pool3d_with_indices>::run));
+  table.reproducible_composed("aten::adaptive_max_pool2d",
+                              TORCH_FN(CopyingWithIndex<op::adaptive_max_pool2d>::run));
+  table.reproducible_composed("aten::adaptive_max_pool3d",
+                              TORCH_FN(CopyingWithIndex<op::adaptive_max_pool3d>::run));
   table.reproducible_composed("aten::upsample_nearest1d",
                               TORCH_FN(Copying<op::upsample_nearest1d>::run));
   table.reproducible_composed("aten::upsample_nearest2d",
                               TORCH_FN(Copying<op::upsample_nearest2d>::run));
   table.reproducible_composed("aten::upsample_nearest3d",
                               TORCH_FN(Copying<op::upsample_nearest3d>::run));
+  table.reproducible_composed("aten::_upsample_nearest_exact1d",
+                              TORCH_FN(Copying<op::_upsample_nearest_exact1d>::run));
+  table.reproducible_composed("aten::_upsample_nearest_exact2d",
+                              TORCH_FN(Copying<op::_upsample_nearest_exact2d>::run));
+  table.reproducible_composed("aten::_upsample_nearest_exact3d",
+                              TORCH_FN(Copying<op::_upsample_nearest_exact3d>::run));
   table.reproducible_composed("aten::reflection_pad1d",
                               TORCH_FN(Copying<op::reflection_pad1d>::run));
   table.reproducible_composed("aten::reflection_pad2d",

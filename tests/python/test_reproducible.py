@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import copy
+import functools
 import hashlib
 import math
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -77,18 +79,43 @@ class Sequence(nn.Module):
         return self.head(self.block(x) * x.softmax(1) + F.rms_norm(x, (8,)))
 
 
+class Pyramid(nn.Module):
+    """A small U-Net: overlapping average pooling down, bilinear upsampling and skips up."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(2, 4, 3, padding=1)
+        self.second = nn.Conv2d(4, 6, 3, padding=1)
+        self.deep = nn.Conv2d(6, 6, 3, padding=1)
+        self.up = nn.Conv2d(12, 4, 3, padding=1)
+        self.last = nn.Conv2d(8, 3, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        fine = F.gelu(self.first(x))
+        middle = F.gelu(self.second(F.avg_pool2d(fine, 3, 2, 1)))
+        coarse = F.gelu(self.deep(F.avg_pool2d(middle, 3, 2, 1, count_include_pad=False)))
+        middle = torch.cat([middle, self.doubled(coarse, "bicubic", False)], 1)
+        fine = torch.cat([fine, self.doubled(F.gelu(self.up(middle)), "bilinear", True)], 1)
+        return self.last(fine + F.adaptive_avg_pool2d(fine, (3, 5)).mean())
+
+    @staticmethod
+    def doubled(x: Tensor, mode: str, corners: bool) -> Tensor:
+        return F.interpolate(x, scale_factor=2, mode=mode, align_corners=corners)
+
+
 def train(mesh, model: str, dims: tuple[int, ...], sizes: list[int] | None, dtype: str) -> tuple:
     """Three steps; digests of losses, gradients, weights and buffers."""
     kind = getattr(torch, dtype)
     torch.manual_seed(3)
-    if model == "windows":
-        net, shape = Windows().to(kind), (2, 2, 32, 20)
+    if model != "sequence":
+        net = (Windows() if model == "windows" else Pyramid()).to(kind)
+        shape = (2, 2, 32, 20)
         sample, label = numbers(*shape, dtype=kind), torch.randint(0, 3, (2, 32, 20))
     else:
         net, shape = Sequence().to(kind), (2, 30)
         sample, label = torch.randint(0, 11, shape), torch.randint(0, 3, shape)
     lengths = {0: sizes} if sizes else {}
-    skip = 1 if model == "windows" else 0
+    skip = 0 if model == "sequence" else 1
     x = scatter(Cut(sample, [Shard(d) for d in dims], lengths), mesh)
     t = scatter(Cut(label, [Shard(d - skip) for d in dims], lengths), mesh)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
@@ -96,7 +123,7 @@ def train(mesh, model: str, dims: tuple[int, ...], sizes: list[int] | None, dtyp
     with reproducible():
         for _ in range(3):
             out = net(x)
-            scores = out if model == "windows" else out.transpose(1, 2)
+            scores = out.transpose(1, 2) if model == "sequence" else out
             loss = F.cross_entropy(scores, t) + 0.1 * out.square().mean() + out.norm() / 100
             optimizer.zero_grad()
             loss.backward()
@@ -112,18 +139,20 @@ def uneven(length: int, ranks: int, seed: int) -> list[int]:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("model", ["windows", "sequence"])
+@pytest.mark.parametrize("model", ["windows", "sequence", "pyramid"])
 def test_training_has_the_same_bits_on_every_mesh(run_mesh, model, dtype):
     seen = {}
     for shape in MESHES:
         ranks = math.prod(shape)
-        dims = [(2,), (3,)] if model == "windows" else [(1,), (0,)]
+        dims = [(1,), (0,)] if model == "sequence" else [(2,), (3,)]
         if len(shape) == 2:
-            dims = [(2, 3), (3, 2)] if model == "windows" else [(0, 1)]
-        length = {"windows": 32, "sequence": 30}[model]
+            dims = [(0, 1)] if model == "sequence" else [(2, 3), (3, 2)]
+        length = 30 if model == "sequence" else 32
         cuts = [(d, None) for d in dims]
         if len(shape) == 1:
             cuts.append((dims[0], uneven(length, ranks, seed=ranks)))
+        if model == "pyramid":  # many layers: one cut of each mesh
+            cuts = [cuts[0] if dtype == "float64" else cuts[-1]]
         for d, sizes in cuts:
             for result in run_mesh(shape, train, model=model, dims=d, sizes=sizes, dtype=dtype):
                 seen[shape, d, str(sizes)] = result
@@ -230,6 +259,176 @@ def test_every_op_has_the_same_bits_on_every_number_of_ranks(run_mesh, seed):
         assert len({found[name] for found in seen}) == 1, (name, [s[name] for s in seen])
 
 
+def resize(**options) -> Callable[[Tensor], Tensor]:
+    return lambda x: F.interpolate(x, **options)
+
+
+def recurrent(kind: str, **options) -> Callable[..., Tensor]:
+    """Output and last states of a layer as one tensor."""
+    layer = getattr(nn, kind)(4, 3, batch_first=True, **options).double()
+
+    def run(x: Tensor, *weights: Tensor) -> Tensor:
+        own = copy.deepcopy(layer).to(x.dtype)
+        names = [name for name, _ in own.named_parameters()]
+        out, last = torch.func.functional_call(own, dict(zip(names, weights, strict=True)), (x,))
+        states = last if isinstance(last, tuple) else (last,)
+        return torch.cat([t.flatten(1) for t in (out, *(s.transpose(0, 1) for s in states))], 1)
+
+    run.weights = [numbers(*p.shape, seed=i) / 3 for i, p in enumerate(layer.parameters())]
+    return run
+
+
+def sampling(batch: int, points: tuple[int, ...], **options) -> Callable[..., Tensor]:
+    """At points near their own places, some beyond the image."""
+    options = {"align_corners": False} | options
+    ndim = len(points)
+    straight = torch.eye(ndim, ndim + 1).double().expand(batch, -1, -1)
+    grid = F.affine_grid(straight, [batch, 1, *points], align_corners=False)
+
+    def run(x: Tensor, grid: Tensor) -> Tensor:
+        return F.grid_sample(x, grid, **options)
+
+    run.weights = [grid + numbers(*grid.shape) / 20]
+    return run
+
+
+IMAGE, VOLUME, LINE = (2, 3, 17, 13), (1, 2, 9, 8, 7), (2, 3, 29)
+
+WINDOWS = {
+    "linear": (LINE, resize(scale_factor=1.7, mode="linear")),
+    "bilinear": (IMAGE, resize(scale_factor=2, mode="bilinear")),
+    "bilinear_corners": (IMAGE, resize(size=(29, 31), mode="bilinear", align_corners=True)),
+    "bilinear_down": (IMAGE, resize(size=(7, 6), mode="bilinear")),
+    "bilinear_antialias": (IMAGE, resize(size=(7, 6), mode="bilinear", antialias=True)),
+    "bicubic": (IMAGE, resize(scale_factor=(1.5, 3), mode="bicubic")),
+    "bicubic_corners": (IMAGE, resize(size=(9, 30), mode="bicubic", align_corners=True)),
+    "bicubic_antialias": (IMAGE, resize(size=(5, 20), mode="bicubic", antialias=True)),
+    "trilinear": (VOLUME, resize(scale_factor=(2, 1.5, 0.7), mode="trilinear")),
+    "trilinear_in_plane": (VOLUME, resize(scale_factor=(1, 2, 2), mode="trilinear")),
+    "nearest_exact": (IMAGE, resize(scale_factor=3, mode="nearest-exact")),
+    "area": (IMAGE, resize(size=(7, 5), mode="area")),
+    "average": (IMAGE, lambda x: F.avg_pool2d(x, 3, 1, 1)),
+    "average_unpadded": (
+        IMAGE,
+        lambda x: F.avg_pool2d(x, (4, 3), (2, 1), 1, ceil_mode=True, count_include_pad=False),
+    ),
+    "average_divisor": (IMAGE, lambda x: F.avg_pool2d(x, 3, 2, ceil_mode=True, divisor_override=5)),
+    "average_line": (LINE, lambda x: F.avg_pool1d(x, 5, 2, 2)),
+    "average_volume": (VOLUME, lambda x: F.avg_pool3d(x, 3, 2, 1)),
+    "cells_line": (LINE, lambda x: F.adaptive_avg_pool1d(x, 7)),
+    "cells": (IMAGE, lambda x: F.adaptive_avg_pool2d(x, (5, 4))),
+    "one_row": (IMAGE, lambda x: F.adaptive_avg_pool2d(x, (1, 4))),
+    "one_cell": (IMAGE, lambda x: F.adaptive_avg_pool2d(x, 1)),
+    "cells_volume": (VOLUME, lambda x: F.adaptive_avg_pool3d(x, (4, 5, 3))),
+    "largest_cells": (IMAGE, lambda x: F.adaptive_max_pool2d(x, (5, 4))),
+    "largest_cells_volume": (VOLUME, lambda x: F.adaptive_max_pool3d(x, (4, 5, 3))),
+    "largest_index": (IMAGE, lambda x: F.max_pool2d(x, 3, 1, 1, return_indices=True)[0]),
+    "power_average": (IMAGE, lambda x: F.lp_pool2d(x.abs() + 0.1, 3, 3, 2)),
+    "local_response": (IMAGE, lambda x: F.local_response_norm(x, 3)),
+    "cumsum": (LINE, lambda x: x.cumsum(2) + x.cumsum(1)),
+    "cumprod": (LINE, lambda x: x.cumprod(2)),
+    "cumprod_of_zeros": (LINE, lambda x: (x * (x > -1)).cumprod(2)),
+    "logcumsumexp": (LINE, lambda x: x.logcumsumexp(2)),
+    "lstm": ((3, 3, 4), recurrent("LSTM", num_layers=2)),
+    "lstm_projected": ((1, 3, 4), recurrent("LSTM", bias=False, proj_size=2)),
+    "gru": ((3, 2, 4), recurrent("GRU", bidirectional=True)),
+    "rnn": ((3, 2, 4), recurrent("RNN", nonlinearity="relu")),
+    "sampled": ((2, 3, 9, 8), sampling(2, (9, 8))),
+    "sampled_cubic": (
+        (1, 2, 9, 8),
+        sampling(1, (9, 8), mode="bicubic", padding_mode="reflection"),
+    ),
+    "sampled_nearest": (
+        (1, 2, 9, 8),
+        sampling(1, (9, 8), mode="nearest", padding_mode="border", align_corners=True),
+    ),
+    "sampled_volume": ((1, 1, 6, 5, 4), sampling(1, (6, 5, 4), padding_mode="border")),
+}
+
+
+def window_inputs(mesh, full_value: Tensor) -> Iterator[Tensor]:
+    """The input cut evenly, unevenly (with empty pieces too), and along two dims."""
+    last = full_value.dim() - 1
+    if mesh.ndim == 2:
+        yield scatter(Cut(full_value, [Shard(last - 1 if last > 2 else 0), Shard(last)]), mesh)
+        return
+    yield sharded(full_value, mesh, last)
+    sizes = uneven(full_value.size(last - 1), mesh.size(), seed=3 * last)
+    yield sharded(full_value, mesh, last - 1, sizes)
+
+
+def window_bits(mesh) -> dict[str, set[str]]:
+    """Digests of value, input gradient and weight gradients for all cuts, by op and dtype."""
+    found = {}
+    with reproducible():
+        for name, (shape, function) in WINDOWS.items():
+            for dtype in (torch.float64, torch.float32):
+                digests = set()
+                for x in window_inputs(mesh, numbers(*shape).to(dtype)):
+                    weights = [w.to(dtype).requires_grad_() for w in weights_of(function)]
+                    out = function(x.requires_grad_(), *weights).to(dtype)
+                    loss = out.square().sum() + out.sum()
+                    digests.add(bits(out, *torch.autograd.grad(loss, [x, *weights])))
+                found[f"{name} {dtype}"] = digests
+    return found
+
+
+def weights_of(function: Callable[..., Tensor]) -> list[Tensor]:
+    return getattr(function, "weights", [])
+
+
+def test_windows_scans_and_steps_have_the_same_bits_on_every_mesh(run_mesh):
+    seen = [run_mesh(shape, window_bits)[0] for shape in MESHES]
+    for name in seen[0]:
+        assert len(set.union(*(found[name] for found in seen))) == 1, (
+            name,
+            [found[name] for found in seen],
+        )
+
+
+def window_values(mesh) -> None:
+    """Value and gradients are the serial ones, and nothing is gathered."""
+    with reproducible():
+        for name, (shape, function) in WINDOWS.items():
+            print(name)
+            check_same_as_serial(
+                function,
+                [Cut(numbers(*shape), [Shard(len(shape) - 1)])],
+                mesh,
+                plain=weights_of(function),
+                no_fallback=not name.startswith("sampled"),  # points may reach far: few rows
+                second=name in ("bilinear", "bicubic", "average", "cells", "cumsum"),
+                rtol=1e-7,
+                atol=1e-7,
+            )
+
+
+def window_edges(mesh) -> None:
+    """Half precision, integers, what is not finite, errors, and how much travels."""
+    average = functools.partial(F.avg_pool2d, kernel_size=3, stride=1, padding=1)
+    doubled = resize(scale_factor=2, mode="bilinear")
+    with reproducible():
+        for function in (average, doubled, functools.partial(F.adaptive_avg_pool2d, output_size=5)):
+            large = numbers(2, 3, 16, 16).mul(100).half()
+            assert_equal(
+                function(sharded(large, mesh, 2)), function(large), "half", rtol=2e-3, atol=1e-1
+            )
+        whole = numbers(2, 3, 16, 16)
+        whole[0, 0, 7, 7] = math.inf
+        for function in (average, doubled, resize(size=(7, 7), mode="area")):
+            assert_equal(function(sharded(whole, mesh, 3)), function(whole), "infinite")
+        with pytest.raises(RuntimeError, match="kernel"):
+            F.avg_pool2d(sharded(whole, mesh, 2), 0, 1)
+        with pytest.raises(RuntimeError, match="output"):
+            doubled(sharded(numbers(2, 3, 8, 0), mesh, 2))
+        big = sharded(numbers(1, 4, 64, 64), mesh, 2).requires_grad_()
+        with shardfield.report() as report:
+            (average(big).sum() + doubled(big).sum()).backward()
+        # float64 halo rows of two or three copies, not the tensor (128 KiB).
+        assert not report.fallbacks
+        assert report.bytes_sent < 60_000, report.bytes_sent
+
+
 def values(mesh) -> None:
     """Value, gradients and second gradients are the serial ones."""
     with reproducible():
@@ -270,7 +469,9 @@ def exactness(mesh) -> None:
     assert not shardfield.is_reproducible()
 
 
-@pytest.mark.parametrize("case", [values, exactness], ids=lambda case: case.__name__)
+@pytest.mark.parametrize(
+    "case", [values, exactness, window_values, window_edges], ids=lambda case: case.__name__
+)
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_in_reproducible_mode(run_mesh, case, size):
     run_mesh((size,), case)
