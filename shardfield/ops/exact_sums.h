@@ -43,7 +43,7 @@ at::Tensor exact_sum(const at::Tensor& x, int64_t terms,
 at::Tensor exact_products(const at::Tensor& a, const at::Tensor& b, int64_t terms,
                           const std::function<at::Tensor(const at::Tensor&, const at::Tensor&)>& f);
 
-/// The result of `f`, which selects or copies elements of x (a maximum over windows, a padding),
+/// The result of `f`, which selects, copies or adds elements of x (windows, a padding),
 /// with a gradient whose sums are exact: f's own derivative runs on every slice of the gradient.
 /// Differentiable any number of times.
 /// @param f  called two or three times, on float64

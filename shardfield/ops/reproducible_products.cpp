@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include <ATen/ATen.h>
+#include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "shardfield/ops/exact_sums.h"
@@ -163,65 +164,109 @@ Tensor convolution_with_flags(const Tensor& x, const Tensor& weight, const OptTe
                                 output_padding, std::move(groups));
 }
 
-std::tuple<Tensor, Tensor, Tensor> convolution_backward(
+/// A function that is linear in each of two tensors, and how many products one element of it, or of
+/// its derivatives, adds at most.
+struct Bilinear {
+  std::function<Tensor(const Tensor&, const Tensor&)> f;
+  int64_t terms, terms_of_derivatives;
+};
+
+Tensor exact_bilinear(const Tensor& a, const Tensor& b, const Bilinear& bilinear);
+
+/// Its derivative with respect to one factor is linear in the gradient and the other factor, hence
+/// of the same kind: autograd works it out for each pair of slices.
+struct BilinearFn : torch::autograd::Function<BilinearFn> {
+  static Tensor forward(torch::autograd::AutogradContext* ctx, const Tensor& a, const Tensor& b,
+                        const Bilinear& bilinear) {
+    ctx->save_for_backward({a, b});
+    comm::remember_scope(ctx);
+    ctx->saved_data["bilinear"] = c10::IValue::make_capsule(c10::make_intrusive<Holder>(bilinear));
+    return exact_products(a, b, bilinear.terms, bilinear.f);
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* ctx,
+                                                 torch::autograd::variable_list grads) {
+    const comm::BackwardScope scope(ctx);
+    const auto saved = ctx->get_saved_variables();
+    const auto holder = ctx->saved_data["bilinear"].toCapsule();
+    const Bilinear& bilinear = static_cast<const Holder&>(*holder).bilinear;
+    const Tensor &a = saved[0], &b = saved[1];
+    Tensor grad_a, grad_b;
+    if (ctx->needs_input_grad(0))
+      grad_a = exact_bilinear(grads[0], b, derivative(a, bilinear, true));
+    if (ctx->needs_input_grad(1))
+      grad_b = exact_bilinear(grads[0], a, derivative(b, bilinear, false));
+    return {grad_a, grad_b, {}};
+  }
+
+ private:
+  struct Holder : torch::CustomClassHolder {
+    Bilinear bilinear;
+    explicit Holder(Bilinear b) : bilinear(std::move(b)) {}
+  };
+
+  /// (gradient, other factor) to the gradient of the factor `like`.
+  static Bilinear derivative(const Tensor& like, const Bilinear& of, bool is_first) {
+    const auto f = [like = like.detach(), f = of.f, is_first](const Tensor& grad,
+                                                              const Tensor& other) {
+      const bool again = tensor::records_grad(grad) || tensor::records_grad(other);
+      const at::AutoGradMode records(true);
+      const Tensor x = at::zeros_like(like, grad.scalar_type()).requires_grad_();
+      const Tensor y = is_first ? f(x, other) : f(other, x);
+      return torch::autograd::grad({y}, {x}, {grad}, again, again)[0];
+    };
+    return {f, of.terms_of_derivatives, of.terms_of_derivatives};
+  }
+};
+
+Tensor exact_bilinear(const Tensor& a, const Tensor& b, const Bilinear& bilinear) {
+  if (tensor::records_grad(a) || tensor::records_grad(b)) return BilinearFn::apply(a, b, bilinear);
+  return exact_products(a, b, bilinear.terms, bilinear.f);
+}
+
+std::tuple<Tensor, Tensor, Tensor> convolution_gradients(
     const Tensor& grad, const Tensor& x, const Tensor& weight, at::OptionalSymIntArrayRef,
     SymIntArrayRef stride, SymIntArrayRef padding, SymIntArrayRef dilation, bool transposed,
     SymIntArrayRef output_padding, SymInt groups, std::array<bool, 3> mask) {
-  const auto backward = [&](const Tensor& g, const Tensor& a, const Tensor& w,
-                            std::array<bool, 3> which) {
-    return at::convolution_backward_symint(g, a, w, std::nullopt, stride, padding, dilation,
-                                           transposed, output_padding, groups, which);
+  // By value: derivatives of derivatives call it later.
+  const auto backward = [stride = stride.vec(), padding = padding.vec(), dilation = dilation.vec(),
+                         output_padding = output_padding.vec(), transposed,
+                         groups](const Tensor& g, const Tensor& a, const Tensor& w,
+                                 std::array<bool, 3> which) {
+    return at::convolution_backward_symint(g, a.to(g.scalar_type()), w.to(g.scalar_type()),
+                                           std::nullopt, stride, padding, dilation, transposed,
+                                           output_padding, groups, which);
   };
+  const auto per_channel = [](const Tensor& t) {
+    return t.numel() / std::max<int64_t>(t.size(1), 1);
+  };
+  const int64_t of_weight = std::max(per_channel(grad), per_channel(x));
+  const int64_t of_x = taps(weight) * weight.size(transposed ? 1 : 0);
+  const int64_t most = std::max({of_weight, of_x, taps(weight) * weight.size(transposed ? 0 : 1)});
   Tensor grad_x, grad_weight, grad_bias;
   if (mask[0]) {
-    const Tensor shape = x.to(at::kDouble);
-    grad_x =
-        exact_products(grad, weight, taps(weight) * weight.size(transposed ? 1 : 0),
-                       [&](const Tensor& g, const Tensor& w) {
-                         const bool wide = w.scalar_type() == at::kDouble;
-                         return std::get<0>(backward(g, wide ? shape : x, w, {true, false, false}));
-                       });
+    const auto f = [backward, x = x.detach().to(at::kDouble)](const Tensor& g, const Tensor& w) {
+      return std::get<0>(backward(g, x, w, {true, false, false}));
+    };
+    grad_x = exact_bilinear(grad, weight, {f, of_x, most});
   }
-  const int64_t channels = std::max<int64_t>(grad.size(1), 1);
   if (mask[1]) {
-    const Tensor shape = weight.to(at::kDouble);
-    grad_weight = exact_products(
-        grad, x, std::max(grad.numel() / channels, x.numel() / std::max<int64_t>(x.size(1), 1)),
-        [&](const Tensor& g, const Tensor& a) {
-          const bool wide = a.scalar_type() == at::kDouble;
-          return std::get<1>(backward(g, a, wide ? shape : weight, {false, true, false}));
-        });
+    const auto f = [backward, weight = weight.detach().to(at::kDouble)](const Tensor& g,
+                                                                        const Tensor& a) {
+      return std::get<1>(backward(g, a, weight, {false, true, false}));
+    };
+    grad_weight = exact_bilinear(grad, x, {f, of_weight, most});
   }
   if (mask[2]) {
     std::vector<int64_t> dims = wrapped(std::nullopt, grad.dim());
     dims.erase(dims.begin() + (grad.dim() - weight.dim() + 1));
-    grad_bias = sum_dims(grad, dims, false, std::nullopt);
+    // Exact where grad is plain too, as it is when the channels of x are cut.
+    grad_bias = sum_dims(grad.detach(), dims, false, std::nullopt);
+    if (tensor::records_grad(grad)) {
+      const Tensor recorded = at::sum(grad, dims);
+      grad_bias = grad_bias + (recorded - recorded.detach());
+    }
   }
   return {grad_x, grad_weight, grad_bias};
-}
-
-/// The exact gradients, with the derivative that they have outside of this mode: PyTorch's formula
-/// for it would gather.
-std::tuple<Tensor, Tensor, Tensor> convolution_gradients(
-    const Tensor& grad, const Tensor& x, const Tensor& weight, at::OptionalSymIntArrayRef bias,
-    SymIntArrayRef stride, SymIntArrayRef padding, SymIntArrayRef dilation, bool transposed,
-    SymIntArrayRef output_padding, SymInt groups, std::array<bool, 3> mask) {
-  auto exact = [&] {
-    const at::NoGradGuard no_grad;
-    return convolution_backward(grad, x, weight, bias, stride, padding, dilation, transposed,
-                                output_padding, groups, mask);
-  }();
-  if (!tensor::records_grad(grad) && !tensor::records_grad(x) && !tensor::records_grad(weight))
-    return exact;
-  const dispatch::OrdinaryArithmetic ordinary;
-  const auto usual = at::convolution_backward_symint(
-      grad, x, weight, bias, stride, padding, dilation, transposed, output_padding, groups, mask);
-  const auto joined = [](const Tensor& value, const Tensor& recorded) {
-    return value.defined() ? value + (recorded - recorded.detach()) : value;
-  };
-  return {joined(std::get<0>(exact), std::get<0>(usual)),
-          joined(std::get<1>(exact), std::get<1>(usual)),
-          joined(std::get<2>(exact), std::get<2>(usual))};
 }
 
 }  // namespace

@@ -292,6 +292,18 @@ def sampling(batch: int, points: tuple[int, ...], **options) -> Callable[..., Te
     return run
 
 
+def slope(convolution: Callable[..., Tensor], shape: tuple[int, ...]) -> Callable[..., Tensor]:
+    """The gradient of a small network's squares, to be differentiated again."""
+
+    def run(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        energy = convolution(x, weight, bias, stride=(2, 1), padding=1).tanh().square().sum()
+        grads = torch.autograd.grad(energy, [x, weight, bias], create_graph=True)
+        return grads[0] + grads[1].square().sum() + grads[2].sum()
+
+    run.weights = [numbers(*shape), numbers(3, seed=1)]
+    return run
+
+
 IMAGE, VOLUME, LINE = (2, 3, 17, 13), (1, 2, 9, 8, 7), (2, 3, 29)
 
 WINDOWS = {
@@ -333,6 +345,8 @@ WINDOWS = {
     "lstm_projected": ((1, 3, 4), recurrent("LSTM", bias=False, proj_size=2)),
     "gru": ((3, 2, 4), recurrent("GRU", bidirectional=True)),
     "rnn": ((3, 2, 4), recurrent("RNN", nonlinearity="relu")),
+    "slope": ((1, 2, 8, 5), slope(F.conv2d, (3, 2, 3, 3))),
+    "slope_transposed": ((1, 2, 8, 5), slope(F.conv_transpose2d, (2, 3, 3, 3))),
     "sampled": ((2, 3, 9, 8), sampling(2, (9, 8))),
     "sampled_cubic": (
         (1, 2, 9, 8),
