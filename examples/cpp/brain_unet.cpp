@@ -112,6 +112,7 @@ Tensor dice_and_cross_entropy(const Tensor& logits, const Tensor& labels) {
 
 struct Data {
   Tensor scan, labels;
+  std::vector<double> rates;  // of every step
   std::map<std::string, Tensor> weights;
 };
 
@@ -130,6 +131,8 @@ Data load(const std::string& path) {
     const auto tensor = item.value().toTensor();
     if (name == "scan") data.scan = tensor;
     if (name == "labels") data.labels = tensor;
+    if (name == "rates")
+      data.rates.assign(tensor.data_ptr<double>(), tensor.data_ptr<double>() + tensor.numel());
     if (name.starts_with(prefix)) data.weights[name.substr(prefix.size())] = tensor;
   }
   TORCH_CHECK(data.scan.defined() && data.labels.defined(), path, " lacks the scan or the labels");
@@ -143,11 +146,12 @@ void set_weights(UNet& model, const std::map<std::string, Tensor>& weights) {
   }
 }
 
-Run train(UNet& model, const Tensor& scan, const Tensor& labels, int steps) {
+Run train(UNet& model, const Tensor& scan, const Tensor& labels, const std::vector<double>& rates) {
   torch::optim::Adam optimizer(model->parameters(),
-                               torch::optim::AdamOptions(0.05).betas({0.9, 0.95}));
+                               torch::optim::AdamOptions(0).betas({0.9, 0.95}));
   Run run;
-  for (int step = 0; step < steps; ++step) {
+  for (const double rate : rates) {
+    optimizer.param_groups()[0].options().set_lr(rate);
     const auto start = std::chrono::steady_clock::now();
     optimizer.zero_grad();
     const auto loss = dice_and_cross_entropy(model->forward(scan), labels);
@@ -170,16 +174,15 @@ struct Result {
   std::map<std::string, int64_t> fallbacks;
 };
 
-Result run_serial(const Data& data, int steps) {
+Result run_serial(const Data& data) {
   UNet model;
   model->to(data.scan.scalar_type());
   set_weights(model, data.weights);
-  return {"serial", {}, train(model, data.scan, data.labels, steps), {}};
+  return {"serial", {}, train(model, data.scan, data.labels, data.rates), {}};
 }
 
 /// Splits the volume over a mesh, mesh axis i along spatial axis i, and trains on every rank.
-Result run_sharded(const std::string& title, const std::vector<int64_t>& shape, const Data& data,
-                   int steps) {
+Result run_sharded(const std::string& title, const std::vector<int64_t>& shape, const Data& data) {
   Result result{title, shape, {}, {}};
   std::mutex mutex;
   const auto body = [&](const shardfield::Mesh& mesh) {
@@ -195,7 +198,7 @@ Result run_sharded(const std::string& title, const std::vector<int64_t>& shape, 
     const auto scan = shardfield::shard_tensor(data.scan, mesh, scan_dims);
     const auto labels = shardfield::shard_tensor(data.labels, mesh, label_dims);
     const auto record = shardfield::comm::start_recording();
-    const auto run = train(model, scan, labels, steps);
+    const auto run = train(model, scan, labels, data.rates);
     shardfield::comm::stop_recording(record);
 
     const std::lock_guard<std::mutex> lock(mutex);
@@ -248,12 +251,13 @@ int main(int argc, char** argv) {
     return 2;
   }
   try {
-    const auto data = load(argv[1]);
-    const int steps = std::stoi(argv[3]);
+    auto data = load(argv[1]);
+    data.rates.resize(std::min(data.rates.size(), std::stoul(argv[3])));
+    TORCH_CHECK(!data.rates.empty(), "brain_unet: no steps to train");
     std::vector<Result> results;
-    results.push_back(run_serial(data, steps));
-    results.push_back(run_sharded("4 threads", {2, 2}, data, steps));
-    results.push_back(run_sharded("3 threads", {3}, data, steps));
+    results.push_back(run_serial(data));
+    results.push_back(run_sharded("4 threads", {2, 2}, data));
+    results.push_back(run_sharded("3 threads", {3}, data));
     write_json(argv[2], results);
     for (const auto& result : results) {
       std::cout << std::left << std::setw(22) << result.title << " loss " << std::setprecision(9)

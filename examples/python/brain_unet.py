@@ -74,7 +74,7 @@ def main() -> int:
             data.licence_note(), encoding="utf-8"
         )
         torch.manual_seed(0)
-        export(str(path), brain.scan, brain.labels, UNet().to(dtype))
+        export(str(path), brain.scan, brain.labels, UNet().to(dtype), arguments.steps)
     outcomes = [(plan, launcher.run(plan)) for plan in plans(arguments, path)]
     if not launcher.leads:
         return 0

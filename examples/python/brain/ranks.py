@@ -15,7 +15,7 @@ from torch import Tensor
 
 from .layers import trace_layers
 from .model import UNet
-from .train import train
+from .train import learning_rates, train
 
 
 @dataclass(frozen=True)
@@ -62,9 +62,13 @@ class Sink(Protocol):
         """Accept one message."""
 
 
-def export(path: str, scan: Tensor, labels: Tensor, model: UNet) -> None:
-    """Write volume, labels and first weights to a file that C++ reads with `torch::pickle_load`."""
-    tensors = {"scan": scan, "labels": labels}
+def export(path: str, scan: Tensor, labels: Tensor, model: UNet, steps: int) -> None:
+    """Write volume, labels, first weights and learning rates to a file for Python and C++ to read.
+
+    C++ does so with `torch::pickle_load`.
+    """
+    rates = torch.tensor(learning_rates(steps, scan.numel()), dtype=torch.float64)
+    tensors = {"scan": scan, "labels": labels, "rates": rates}
     tensors |= {f"model.{name}": value.detach() for name, value in model.named_parameters()}
     torch.save({name: tensor.contiguous() for name, tensor in tensors.items()}, path)
 
@@ -81,7 +85,8 @@ def run_serial(plan: Plan, sink: Sink) -> Outcome:
     scan, labels, weights = _load(plan)
     model = UNet().to(scan.dtype)
     model.load_state_dict(weights)
-    run = train(model, scan, labels, plan.steps, lambda step, loss: sink.put((step, loss)))
+    rates = learning_rates(plan.steps, scan.numel())
+    run = train(model, scan, labels, rates, lambda step, loss: sink.put((step, loss)))
     with torch.no_grad():
         prediction = model(scan).argmax(dim=1)[0].numpy().astype(np.uint8)
     layers = trace_layers(model, lambda: model(scan))
@@ -115,8 +120,9 @@ def run_sharded(plan: Plan, sink: Sink) -> Outcome:
     model.to(scan.dtype)
     sync_module_over_mesh(model, mesh)
 
+    rates = learning_rates(plan.steps, scan.numel())
     with shardfield.report(model) as report:
-        run = train(model, scan, labels, plan.steps, lambda step, loss: sink.put((step, loss)))
+        run = train(model, scan, labels, rates, lambda step, loss: sink.put((step, loss)))
     traffic = {
         "bytes_sent": report.bytes_sent,
         "by_layer": report.bytes_by_layer(),
