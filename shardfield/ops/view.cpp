@@ -117,18 +117,17 @@ Tensor unsqueeze_kernel(const Tensor& x, int64_t dim) {
   return viewed(x, g);
 }
 
-/// A row of a moved view stays cut, along its longest dim: a plain one could not refuse a write
-/// that the source would not see. Null when it has no dim of more than one element.
-const Layout* cut_of_moved_row(const Tensor& x) {
-  int64_t longest = 0;
-  for (int64_t d = 1; d < x.dim(); ++d)
-    if (x.size(d) > x.size(longest)) longest = d;
-  if (x.size(longest) < 2) return nullptr;
-  const std::vector<int>& axes = layout_of(x).axes();
+/// What a copy in a view's place, and a row of one, is cut by: its longest dim over all axes. A
+/// plain tensor could not refuse a write that the source would not see. Null when no dim is longer
+/// than 1.
+const Layout* cut_of_copy(const Layout& layout, at::IntArrayRef sizes) {
+  const auto longest = std::ranges::max_element(sizes);
+  if (longest == sizes.end() || *longest < 2) return nullptr;
   int64_t ranks = 1;
-  for (const int a : axes) ranks *= layout_of(x).mesh().shape[a];
-  return spec::intern_layout(layout_of(x).mesh(), {{static_cast<int>(longest), axes,
-                                                    spec::balanced_sizes(x.size(longest), ranks)}});
+  for (const int a : layout.axes()) ranks *= layout.mesh().shape[a];
+  return spec::intern_layout(layout.mesh(),
+                             {{static_cast<int>(longest - sizes.begin()), layout.axes(),
+                               spec::balanced_sizes(*longest, ranks)}});
 }
 
 /// x without its cuts on these dims of size 1: the row's owner keeps its memory, so writes reach x;
@@ -146,7 +145,7 @@ Tensor without_cuts(const Tensor& x, const std::vector<int64_t>& dims) {
     owner &= keep[layout.cuts()[c].dim] >= 0 || layout.local_size(c) == 1;
   const Layout* rest = spec::renumber(layout, keep);
   if (!rest && tensor::impl_of(x)->is_moved_view()) {
-    rest = cut_of_moved_row(x);
+    rest = cut_of_copy(layout, x.sizes());
     owner = false;
   }
   Tensor piece = tensor::redistribute_piece(piece_of(x), &layout, rest, x.sizes());
@@ -371,8 +370,12 @@ Tensor moved_to_fit(const Tensor& x, at::IntArrayRef target) {
   const std::span<const int64_t> from{x.sizes().data(), x.sizes().size()},
       to{sizes.data(), sizes.size()};
   if (spec::cached_reshape_layout(layout, from, to)) return x;
-  const Tensor moved = tensor::redistribute(x, spec::layout_before_reshape(layout, from, to));
-  return moved.contiguous();
+  const Layout* before = spec::layout_before_reshape(layout, from, to);
+  if (!before) {
+    const Tensor simple = with_simple_cuts(x);
+    if (!simple.is_same(x)) return moved_to_fit(simple, target).contiguous();
+  }
+  return tensor::redistribute(x, before).contiguous();
 }
 
 Tensor as_strided_kernel(const Tensor& x, c10::SymIntArrayRef size, c10::SymIntArrayRef stride,
@@ -544,9 +547,19 @@ Tensor unfold_above(c10::DispatchKeySet keys, const Tensor& x, int64_t dim, int6
 // Above autograd: where a view cannot alias (its rows live elsewhere) the rows are moved by a
 // differentiable step first; else PyTorch's own formula runs.
 
+/// `row` was taken from x where x was cut: its gradient is brought to x's layout, and where the row
+/// is plain, that of a write through it too.
+void bring_gradient(Tensor& row, const Tensor& x) {
+  dispatch::reshard_gradient(row, x);
+  if (tensor::is_sharded(row) || !at::GradMode::is_enabled()) return;
+  const Tensor whole(x.is_view() ? x._base() : x);
+  if (tensor::is_sharded(whole))
+    remember_row_source(&layout_of(whole), whole.sizes(), whole.strides());
+}
+
 Tensor select_above(c10::DispatchKeySet keys, const Tensor& x, int64_t dim, c10::SymInt index) {
   Tensor row = dispatch::call_view_formula<at::_ops::select_int>(keys, x, dim, index);
-  if (is_cut(x, dim)) dispatch::reshard_gradient(row, x);
+  if (is_cut(x, dim)) bring_gradient(row, x);
   return row;
 }
 
@@ -566,7 +579,7 @@ Tensor expand_above(c10::DispatchKeySet keys, const Tensor& x, c10::SymIntArrayR
   Tensor wide = dispatch::call_view_formula<at::_ops::expand>(keys, x, size, implicit);
   for (const Cut& cut : layout_of(x).cuts()) {
     const int64_t wanted = shift < 0 ? -1 : target[cut.dim + shift];
-    if (wanted != -1 && wanted != x.size(cut.dim)) dispatch::reshard_gradient(wide, x);
+    if (wanted != -1 && wanted != x.size(cut.dim)) bring_gradient(wide, x);
   }
   return wide;
 }
@@ -575,7 +588,7 @@ Tensor squeeze_dims_above(c10::DispatchKeySet keys, const Tensor& x, at::IntArra
   Tensor flat = dispatch::call_view_formula<at::_ops::squeeze_dims>(keys, x, dims);
   bool moved = false;
   for (int64_t d : dims) moved |= is_cut(x, d) && x.size(d) == 1;
-  if (moved) dispatch::reshard_gradient(flat, x);
+  if (moved) bring_gradient(flat, x);
   return flat;
 }
 Tensor squeeze_dim_above(c10::DispatchKeySet keys, const Tensor& x, int64_t dim) {
@@ -587,16 +600,32 @@ Tensor squeeze_above(c10::DispatchKeySet keys, const Tensor& x) {
   return squeeze_dims_above(keys, x, dims);
 }
 
+/// A cut dim of size 1: the gradient of a view may come back with the cut on another dim, which
+/// what made x would sum over.
+bool has_cut_of_one(const Tensor& x) {
+  return std::ranges::any_of(layout_of(x).cuts(),
+                             [&](const Cut& cut) { return x.size(cut.dim) == 1; });
+}
+
 Tensor view_above(c10::DispatchKeySet keys, const Tensor& x, c10::SymIntArrayRef size) {
   const auto target = C10_AS_INTARRAYREF_SLOW(size);
   const Tensor fit = moved_to_fit(x, target);
-  if (!fit.is_same(x)) return tensor::as_moved_view(fit).view_symint(size);
-  return dispatch::call_view_formula<at::_ops::view>(keys, x, size);
+  if (fit.is_same(x)) {
+    Tensor v = dispatch::call_view_formula<at::_ops::view>(keys, x, size);
+    if (has_cut_of_one(x)) dispatch::reshard_gradient(v, x);
+    return v;
+  }
+  if (tensor::is_sharded(fit)) return tensor::as_moved_view(fit).view_symint(size);
+  const Tensor whole = fit.view_symint(size);
+  return tensor::as_moved_view(
+      tensor::scatter_like(whole, cut_of_copy(layout_of(x), whole.sizes())));
 }
 Tensor unsafe_view_above(c10::DispatchKeySet keys, const Tensor& x, c10::SymIntArrayRef size) {
   const Tensor fit = moved_to_fit(x, C10_AS_INTARRAYREF_SLOW(size));
   if (!fit.is_same(x)) return at::_unsafe_view_symint(fit, size);
-  return dispatch::call_view_formula<at::_ops::_unsafe_view>(keys, x, size);
+  Tensor v = dispatch::call_view_formula<at::_ops::_unsafe_view>(keys, x, size);
+  if (has_cut_of_one(x)) dispatch::reshard_gradient(v, x);
+  return v;
 }
 Tensor reshape_alias_above(c10::DispatchKeySet keys, const Tensor& x, c10::SymIntArrayRef size,
                            c10::SymIntArrayRef stride) {

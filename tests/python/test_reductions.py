@@ -247,6 +247,34 @@ def test_F15_mean_keeps_its_gradient(run_mesh):
     run_mesh((2,), squared_mean)
 
 
+REDUCED = {
+    "sum": lambda t: t.sum(),
+    "mean": lambda t: t.mean(),
+    "rows": lambda t: (2 * t.sum(0)).sum(),
+    "columns": lambda t: t.sum(1).sum(),
+    "parts": lambda t: torch.view_as_real(t * (1 + 1j)).sum(-1).square().sum(),
+}
+
+
+def written_gradients(mesh) -> None:
+    """The gradient of a sum is one value for many elements, and can be written all the same."""
+    for name, function in REDUCED.items():
+        for dim in (0, 1):
+            want, x = numbers(4, 3).requires_grad_(), sharded(numbers(4, 3), mesh, dim)
+            x.requires_grad_()
+            for t in (want, x):
+                function(t).backward()
+                t.grad.mul_(2)
+                function(t).backward()
+                t.grad[1:3] += 1
+            assert_equal(x.grad, want.grad, f"{name}, cut along {dim}")
+            x.grad.zero_()
+
+
+def test_gradients_of_sums_are_written_in_place(run_mesh, ranks):
+    run_mesh((ranks,), written_gradients)
+
+
 def energy(mesh) -> None:
     x = sharded(torch.tensor([1.0, 2, 3, 4]), mesh, 0).requires_grad_()
     (force,) = torch.autograd.grad(-(x * x).sum(), x)
