@@ -31,6 +31,14 @@ Tensor fresh(const Tensor& t) {
   return t.detach();
 }
 
+/// A gradient in memory of its own: one value for many elements, as a sum gives it, would be taken
+/// over as a dense `.grad`, which nobody could write. (An empty one calls itself contiguous.)
+Tensor dense(const Tensor& grad) {
+  for (int64_t d = 0; d < grad.dim(); ++d)
+    if (grad.stride(d) == 0 && grad.size(d) > 1) return grad.clone(at::MemoryFormat::Contiguous);
+  return grad;
+}
+
 struct LocalFn : Function<LocalFn> {
   static Tensor forward(AutogradContext* ctx, const Tensor& x) {
     ctx->saved_data["layout"] = as_int(&layout_of(x));
@@ -41,7 +49,7 @@ struct LocalFn : Function<LocalFn> {
   }
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
     const comm::BackwardScope scope(ctx);
-    return {wrap(grads[0], as_layout(ctx->saved_data["layout"]),
+    return {wrap(dense(grads[0]), as_layout(ctx->saved_data["layout"]),
                  ctx->saved_data["sizes"].toIntVector(),
                  static_cast<at::MemoryFormat>(ctx->saved_data["format"].toInt()))};
   }

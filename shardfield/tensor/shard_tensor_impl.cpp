@@ -203,17 +203,6 @@ at::Tensor make_view(at::Tensor piece, const spec::Layout* layout, at::IntArrayR
                                                          storage_offset, *impl_of(source)));
 }
 
-namespace {
-
-/// True when elements share memory, as those of an expanded tensor do.
-bool repeats_elements(const at::Tensor& t) {
-  for (int64_t d = 0; d < t.dim(); ++d)
-    if (t.stride(d) == 0 && t.size(d) > 1) return true;
-  return false;
-}
-
-}  // namespace
-
 at::Tensor make_sharded(at::Tensor piece, const spec::Layout* layout, at::IntArrayRef sizes,
                         at::MemoryFormat format) {
   if (!layout) return piece;
@@ -221,8 +210,6 @@ at::Tensor make_sharded(at::Tensor piece, const spec::Layout* layout, at::IntArr
       layout->is_alone() ? piece.sizes() == sizes
                          : piece.sizes() == at::IntArrayRef(piece_sizes(*layout, sizes)),
       "piece ", piece.sizes(), " of a tensor ", sizes, " does not fit ", layout->to_string());
-  // The tensor tells PyTorch that it is dense: gradients are taken over and written as they are.
-  if (C10_UNLIKELY(repeats_elements(piece))) piece = piece.clone(format);
   return make_sharded_strided(std::move(piece), layout, sizes, dense_strides(sizes, format));
 }
 
