@@ -4,7 +4,6 @@
 
 #include "shardfield/base/error.h"
 #include "shardfield/dispatch/op_table.h"
-#include "shardfield/ops/slice_origin.h"
 #include "shardfield/spec/listed_rows.h"
 #include "shardfield/tensor/autograd.h"
 
@@ -79,9 +78,6 @@ Tensor new_empty_strided(const Tensor& x, c10::SymIntArrayRef size, c10::SymIntA
   const at::Tensor& piece = piece_of(x);
   if (sizes != x.sizes())
     return piece.new_empty_strided(sizes, strides, dtype, layout, device, pin);
-  const spec::Layout* source = row_source(layout_of(x).mesh(), sizes, strides);
-  const spec::Layout& to = source ? *source : layout_of(x);
-  const std::vector<int64_t> own = tensor::piece_sizes(to, sizes);
   // The piece keeps the memory order of the outer strides.
   std::vector<int64_t> order(sizes.size()), local(sizes.size());
   for (size_t d = 0; d < order.size(); ++d) order[d] = static_cast<int64_t>(d);
@@ -90,10 +86,11 @@ Tensor new_empty_strided(const Tensor& x, c10::SymIntArrayRef size, c10::SymIntA
   int64_t step = 1;
   for (size_t i = order.size(); i-- > 0;) {
     local[order[i]] = step;
-    step *= std::max<int64_t>(own[order[i]], 1);
+    step *= std::max<int64_t>(piece.size(order[i]), 1);
   }
-  return make_sharded_strided(piece.new_empty_strided(own, local, dtype, layout, device, pin), &to,
-                              sizes, strides);
+  return make_sharded_strided(
+      piece.new_empty_strided(piece.sizes(), local, dtype, layout, device, pin), &layout_of(x),
+      sizes, strides);
 }
 
 Tensor& copy_(Tensor& self, const Tensor& source, bool non_blocking) {

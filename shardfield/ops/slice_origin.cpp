@@ -21,12 +21,6 @@ std::map<Key, const Layout*>& origins() {
   return *table;
 }
 
-using RowKey = std::tuple<const spec::Mesh*, std::vector<int64_t>, std::vector<int64_t>>;
-std::map<RowKey, const Layout*>& row_sources() {
-  static auto* table = new std::map<RowKey, const Layout*>();
-  return *table;
-}
-
 /// The cuts, those on `dim` joined to one.
 std::vector<spec::Cut> one_cut_on(const Layout& layout, int64_t dim) {
   std::vector<spec::Cut> cuts;
@@ -78,17 +72,6 @@ const Layout* slice_origin(const Layout* sliced, at::IntArrayRef source_sizes, i
     cut.sizes.back() += n - before;
   }
   return spec::intern_layout(sliced->mesh(), std::move(cuts));
-}
-
-void remember_row_source(const Layout* source, at::IntArrayRef sizes, at::IntArrayRef strides) {
-  const std::lock_guard<std::mutex> lock(mutex());
-  row_sources()[{&source->mesh(), sizes.vec(), strides.vec()}] = source;
-}
-
-const Layout* row_source(const spec::Mesh& mesh, at::IntArrayRef sizes, at::IntArrayRef strides) {
-  const std::lock_guard<std::mutex> lock(mutex());
-  const auto found = row_sources().find({&mesh, sizes.vec(), strides.vec()});
-  return found == row_sources().end() ? nullptr : found->second;
 }
 
 }  // namespace shardfield::ops

@@ -547,19 +547,9 @@ Tensor unfold_above(c10::DispatchKeySet keys, const Tensor& x, int64_t dim, int6
 // Above autograd: where a view cannot alias (its rows live elsewhere) the rows are moved by a
 // differentiable step first; else PyTorch's own formula runs.
 
-/// `row` was taken from x where x was cut: its gradient is brought to x's layout, and where the row
-/// is plain, that of a write through it too.
-void bring_gradient(Tensor& row, const Tensor& x) {
-  dispatch::reshard_gradient(row, x);
-  if (tensor::is_sharded(row) || !at::GradMode::is_enabled()) return;
-  const Tensor whole(x.is_view() ? x._base() : x);
-  if (tensor::is_sharded(whole))
-    remember_row_source(&layout_of(whole), whole.sizes(), whole.strides());
-}
-
 Tensor select_above(c10::DispatchKeySet keys, const Tensor& x, int64_t dim, c10::SymInt index) {
   Tensor row = dispatch::call_view_formula<at::_ops::select_int>(keys, x, dim, index);
-  if (is_cut(x, dim)) bring_gradient(row, x);
+  if (is_cut(x, dim)) dispatch::reshard_gradient(row, x);
   return row;
 }
 
@@ -579,7 +569,7 @@ Tensor expand_above(c10::DispatchKeySet keys, const Tensor& x, c10::SymIntArrayR
   Tensor wide = dispatch::call_view_formula<at::_ops::expand>(keys, x, size, implicit);
   for (const Cut& cut : layout_of(x).cuts()) {
     const int64_t wanted = shift < 0 ? -1 : target[cut.dim + shift];
-    if (wanted != -1 && wanted != x.size(cut.dim)) bring_gradient(wide, x);
+    if (wanted != -1 && wanted != x.size(cut.dim)) dispatch::reshard_gradient(wide, x);
   }
   return wide;
 }
@@ -588,7 +578,7 @@ Tensor squeeze_dims_above(c10::DispatchKeySet keys, const Tensor& x, at::IntArra
   Tensor flat = dispatch::call_view_formula<at::_ops::squeeze_dims>(keys, x, dims);
   bool moved = false;
   for (int64_t d : dims) moved |= is_cut(x, d) && x.size(d) == 1;
-  if (moved) bring_gradient(flat, x);
+  if (moved) dispatch::reshard_gradient(flat, x);
   return flat;
 }
 Tensor squeeze_dim_above(c10::DispatchKeySet keys, const Tensor& x, int64_t dim) {
