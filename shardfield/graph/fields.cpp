@@ -58,6 +58,16 @@ Fields rows_of(const Fields& fields, const std::vector<int64_t>& numbers,
 
 }  // namespace
 
+CellLists cell_lists_of(const Mesh& mesh) {
+  CellLists lists;
+  mesh.for_each_cell(0, mesh.num_cells(), [&](int64_t, CellKind kind, auto nodes) {
+    lists.kinds.push_back(static_cast<uint8_t>(kind));
+    lists.nodes.insert(lists.nodes.end(), nodes.begin(), nodes.end());
+    lists.offsets.push_back(static_cast<int64_t>(lists.nodes.size()));
+  });
+  return lists;
+}
+
 void check_fields(const char* op, const Mesh& mesh, const Fields& point_data,
                   const Fields& cell_data) {
   for (const auto& [name, field] : point_data) {

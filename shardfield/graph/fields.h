@@ -1,7 +1,9 @@
 #pragma once
 
+#include <cstdint>
 #include <map>
 #include <string>
+#include <vector>
 
 #include <ATen/core/Tensor.h>
 
@@ -19,6 +21,17 @@ struct MeshFile {
   Fields point_data;
   Fields cell_data;
 };
+
+/// The cells of all blocks in one list, as mesh files hold them: cell i has the nodes
+/// nodes[offsets[i]] .. nodes[offsets[i + 1] - 1].
+struct CellLists {
+  std::vector<uint8_t> kinds;  ///< CellKind of each cell
+  std::vector<int64_t> offsets{0};
+  std::vector<int64_t> nodes;
+};
+
+/// Local.
+[[nodiscard]] CellLists cell_lists_of(const Mesh& mesh);
 
 /// Local.
 ///

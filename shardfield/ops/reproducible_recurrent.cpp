@@ -113,7 +113,7 @@ Tensors run_layers(Tensor x, const Tensors& first_states, at::TensorList weights
   return results;
 }
 
-/// nothing where only states or weights are sharded.
+/// The output followed by the last states; nothing where only states or weights are sharded.
 std::optional<Tensors> by_steps(const Tensor& input, at::TensorList states, at::TensorList weights,
                                 const Options& options, bool batch_first, Cell cell) {
   if (!is_sharded(input) || input.dim() != 3) return std::nullopt;

@@ -201,18 +201,11 @@ at::Tensor in_three_dims(const Mesh& mesh) {
 }
 
 Rows rows_of(const Mesh& mesh, const Fields& point_data, const Fields& cell_data) {
-  std::vector<uint8_t> kinds;
-  std::vector<int64_t> offsets{0};
-  std::vector<int64_t> nodes;
-  mesh.for_each_cell(0, mesh.num_cells(), [&](int64_t, CellKind kind, auto list) {
-    kinds.push_back(static_cast<uint8_t>(kind));
-    nodes.insert(nodes.end(), list.begin(), list.end());
-    offsets.push_back(static_cast<int64_t>(nodes.size()));
-  });
+  const CellLists cells = cell_lists_of(mesh);
   return {in_three_dims(mesh),
-          at::tensor(nodes, at::kLong),
-          at::tensor(offsets, at::kLong),
-          at::tensor(kinds, at::kByte),
+          at::tensor(cells.nodes, at::kLong),
+          at::tensor(cells.offsets, at::kLong),
+          at::tensor(cells.kinds, at::kByte),
           point_data,
           cell_data};
 }

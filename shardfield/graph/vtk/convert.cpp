@@ -248,16 +248,9 @@ Cells cells_from(const Mesh& mesh) {
                        lend<vtkTypeInt64Array>(first.nodes.values));
     return out;
   }
-  std::vector<uint8_t> kinds;
-  std::vector<int64_t> offsets{0};
-  std::vector<int64_t> nodes;
-  mesh.for_each_cell(0, mesh.num_cells(), [&](int64_t, CellKind kind, auto list) {
-    kinds.push_back(static_cast<uint8_t>(kind));
-    nodes.insert(nodes.end(), list.begin(), list.end());
-    offsets.push_back(static_cast<int64_t>(nodes.size()));
-  });
-  out.kinds = copied<vtkUnsignedCharArray>(kinds);
-  out.lists->SetData(copied<vtkTypeInt64Array>(offsets), copied<vtkTypeInt64Array>(nodes));
+  const CellLists all = cell_lists_of(mesh);
+  out.kinds = copied<vtkUnsignedCharArray>(all.kinds);
+  out.lists->SetData(copied<vtkTypeInt64Array>(all.offsets), copied<vtkTypeInt64Array>(all.nodes));
   return out;
 }
 
