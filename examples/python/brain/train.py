@@ -39,9 +39,9 @@ class Run:
 def learning_rates(steps: int, voxels: int) -> list[float]:
     """Adam's rate at each step; on large volumes it doubles from step to step at first.
 
-    Gradients that are sums over millions of voxels differ by up to a few hundredths between two
-    orders of summation in float32, and Adam turns even small ones into full steps. While steps are
-    small, losses of different runs can be compared.
+    Gradients that are sums over millions of voxels differ between two orders of summation in float32
+    (docs/demo.md), and Adam turns even small ones into full steps. While steps are small, losses of
+    different runs can be compared.
     """
     warm_up = WARM_UP_STEPS if voxels > MANY_VOXELS else 0
     return [LEARNING_RATE * 2.0 ** min(0, step - warm_up) for step in range(steps)]
