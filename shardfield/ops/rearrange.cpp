@@ -10,7 +10,6 @@
 #include "shardfield/dispatch/op_table.h"
 #include "shardfield/exchange/rows.h"
 #include "shardfield/ops/whole_dims.h"
-#include "shardfield/spec/range.h"
 #include "shardfield/spec/rows.h"
 #include "shardfield/tensor/autograd.h"
 
@@ -51,12 +50,7 @@ Tensor flip_sharded(const Tensor& input, at::IntArrayRef dims) {
 Tensor flat(const Tensor& x) {
   Tensor row = x.reshape(-1);
   if (!is_sharded(row) || layout_of(row).is_simple(row.sizes().data())) return row;
-  const Layout& layout = layout_of(row);
-  int64_t pieces = 1;
-  for (int a : layout.axes()) pieces *= layout.mesh().shape[a];
-  return tensor::redistribute(
-      row, spec::intern_layout(layout.mesh(),
-                               {{0, layout.axes(), spec::balanced_sizes(row.size(0), pieces)}}));
+  return tensor::redistribute(row, cut_over_all_axes(layout_of(row), 0, row.size(0)));
 }
 
 Tensor roll_sharded(const Tensor& input, c10::SymIntArrayRef sym_shifts, at::IntArrayRef dims) {

@@ -6,7 +6,6 @@
 
 #include "shardfield/ops/reproducible_form.h"
 #include "shardfield/ops/whole_dims.h"
-#include "shardfield/spec/range.h"
 #include "shardfield/tensor/autograd.h"
 
 namespace shardfield::ops {
@@ -16,7 +15,6 @@ namespace {
 namespace op = at::_ops;
 using at::Tensor;
 using spec::Cut;
-using spec::Layout;
 using tensor::is_sharded;
 using tensor::layout_of;
 using Tensors = std::vector<Tensor>;
@@ -62,14 +60,10 @@ struct Options {
 /// The input cut by its batch alone, evenly where it was cut elsewhere; empty pieces do no harm.
 Tensor cut_by_batch(const Tensor& input, int batch) {
   const Tensor x = with_simple_cuts(input);
-  const Layout& layout = layout_of(input);
   if (is_sharded(x) &&
       std::ranges::all_of(layout_of(x).cuts(), [&](const Cut& cut) { return cut.dim == batch; }))
     return x;
-  int64_t pieces = 1;
-  for (const int axis : layout.axes()) pieces *= layout.mesh().shape[axis];
-  const Cut all{batch, layout.axes(), spec::balanced_sizes(x.size(batch), pieces)};
-  return tensor::redistribute(x, spec::intern_layout(layout.mesh(), {all}));
+  return tensor::redistribute(x, cut_over_all_axes(layout_of(input), batch, x.size(batch)));
 }
 
 /// Output and last states of one direction. x is (steps, batch, features).

@@ -22,7 +22,7 @@ std::map<Key, const Layout*>& origins() {
 }
 
 /// The cuts, those on `dim` joined to one.
-std::vector<spec::Cut> one_cut_on(const Layout& layout, int64_t dim) {
+std::vector<spec::Cut> joined_on(const Layout& layout, int64_t dim) {
   std::vector<spec::Cut> cuts;
   cuts.reserve(layout.cuts().size());  // `joined` points into it
   spec::Cut* joined = nullptr;
@@ -57,7 +57,7 @@ const Layout* slice_origin(const Layout* sliced, at::IntArrayRef source_sizes, i
     auto it = origins().find({sliced, source_sizes.vec(), dim, begin, step});
     if (it != origins().end()) return it->second;
   }
-  std::vector<spec::Cut> cuts = one_cut_on(*sliced, dim);
+  std::vector<spec::Cut> cuts = joined_on(*sliced, dim);
   for (spec::Cut& cut : cuts) {
     if (cut.dim != dim) continue;
     // Rows of the source up to and with each piece's last one, the rest to the last piece.

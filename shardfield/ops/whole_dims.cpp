@@ -52,6 +52,19 @@ const Layout* without_cuts_on(const Layout& layout, at::IntArrayRef dims) {
   return spec::intern_layout(layout.mesh(), std::move(cuts));
 }
 
+const Layout* cut_over_all_axes(const Layout& layout, int dim, int64_t size) {
+  int64_t pieces = 1;
+  for (const int axis : layout.axes()) pieces *= layout.mesh().shape[axis];
+  return spec::intern_layout(layout.mesh(),
+                             {{dim, layout.axes(), spec::balanced_sizes(size, pieces)}});
+}
+
+const Layout* cut_of_copy(const Layout& layout, at::IntArrayRef sizes) {
+  const auto longest = std::ranges::max_element(sizes);
+  if (longest == sizes.end() || *longest < 2) return nullptr;
+  return cut_over_all_axes(layout, static_cast<int>(longest - sizes.begin()), *longest);
+}
+
 Tensor with_whole_dim(const char* op, const Tensor& x, int64_t dim, at::IntArrayRef busy) {
   if (!tensor::is_sharded(x)) return x;
   const Layout& layout = tensor::layout_of(x);

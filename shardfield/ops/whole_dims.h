@@ -11,6 +11,14 @@ namespace shardfield::ops {
 /// x's layout without its cuts on these dims (wrapped, non-negative); nullptr when none is left.
 const spec::Layout* without_cuts_on(const spec::Layout& layout, at::IntArrayRef dims);
 
+/// One cut of `dim`, of `size` rows, over all axes that the layout uses, into even pieces.
+const spec::Layout* cut_over_all_axes(const spec::Layout& layout, int dim, int64_t size);
+
+/// What a copy in a view's place, and a row of one, is cut by: its longest dim over all axes. A
+/// plain tensor could not refuse a write that the source would not see. Null when no dim is longer
+/// than 1.
+const spec::Layout* cut_of_copy(const spec::Layout& layout, at::IntArrayRef sizes);
+
 /// x in a layout that leaves `dim` whole. A cut on it moves to the longest dim that nothing cuts
 /// (an all-to-all: every rank keeps its share) or joins another cut, and is gathered otherwise
 /// (reported as a fallback of `op`). Differentiable. Collective
