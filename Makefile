@@ -26,8 +26,9 @@ export SHARDFIELD_BUILD_TESTS = ON
 export SHARDFIELD_BUILD_EXAMPLES = ON
 export SHARDFIELD_BUILD_BENCHMARKS = ON
 
-sources = $(shell find CMakeLists.txt cmake shardfield bindings python tests/cpp examples/cpp \
-  benchmarks pyproject.toml -type f -not -name '*.pyc' 2>/dev/null)
+files_under = $(shell find $(1) -type f -not -name '*.pyc' 2>/dev/null)
+sources = $(call files_under,CMakeLists.txt cmake shardfield bindings python pyproject.toml)
+program_sources = $(call files_under,tests/cpp tests/fuzz tests/consumer examples/cpp benchmarks)
 
 .PHONY: build test test-cpp test-python demo lint lint-tools tidy format bench clean
 build: $(STAMPS)/installed
@@ -60,26 +61,34 @@ $(STAMPS)/lint-packages: $(STAMPS)/system requirements/lint.txt
 	$(PIP) install -q -r requirements/lint.txt
 	@touch $@
 
-# One build tree serves the wheel, the C++ tests, the examples and the benchmarks.
+# One build tree serves the wheel and, built only where they are asked for, the C++ tests, examples
+# and benchmarks.
 $(STAMPS)/installed: $(STAMPS)/venv $(sources)
 	@echo "Building Shardfield (log: build/install.log); the first time takes minutes"
 	@mkdir -p build
 	@PATH="$(CURDIR)/$(BIN):$$PATH" $(PIP) install -v --no-build-isolation --no-deps \
-	  --force-reinstall -C build-dir=$(BUILD) -C build.tool-args=-j$(JOBS) -C cmake.args=-GNinja . \
+	  --force-reinstall -C build-dir=$(BUILD) -C build.tool-args=-j$(JOBS) -C cmake.args=-GNinja \
+	  -C "build.targets=_shardfield;shardfield_vtk;shardfield_hdf5" . \
 	  2>&1 | tee build/install.log | grep --line-buffered -E '^ *\[[0-9]+/|[Ee]rror|FAILED' \
 	  || { tail -n 60 build/install.log; exit 1; }
 	@$(BIN)/python -c "import shardfield"
 	@touch $@
 
+build_programs = PATH="$(CURDIR)/$(BIN):$$PATH" cmake --build $(BUILD) -j$(JOBS)
+$(STAMPS)/programs: $(STAMPS)/installed $(program_sources)
+	$(build_programs)
+	@touch $@
+
 test: test-cpp test-python
 
-test-cpp: $(STAMPS)/installed
+test-cpp: $(STAMPS)/programs
 	$(BIN)/ctest --test-dir $(BUILD) --output-on-failure --no-tests=error
 
-test-python: $(STAMPS)/installed $(STAMPS)/test-packages $(STAMPS)/demo-packages
+test-python: $(STAMPS)/programs $(STAMPS)/test-packages $(STAMPS)/demo-packages
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/python
 
 demo: $(STAMPS)/installed $(STAMPS)/demo-packages
+	$(build_programs) --target brain_unet
 	$(BIN)/python examples/python/brain_unet.py --cpp $(BUILD)/examples/cpp/brain_unet $(DEMO_ARGS)
 
 cpp_files = $(shell git ls-files -co --exclude-standard '*.h' '*.cpp' '*.cu' '*.cuh')
@@ -107,7 +116,7 @@ format: $(STAMPS)/lint-packages
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix .
 
-bench: $(STAMPS)/installed
+bench: $(STAMPS)/programs
 	@for script in $(wildcard benchmarks/*_bench.py benchmarks/*/*_bench.py); do \
 	  echo "== $$script"; $(BIN)/python $$script; done
 	@for program in $$(find $(BUILD)/benchmarks -name '*_bench' -type f -perm -u+x); do \
