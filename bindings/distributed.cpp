@@ -49,6 +49,7 @@ std::vector<spec::GroupNode> nodes_of(const std::vector<std::tuple<std::string, 
 
 void bind_launch(py::module_& m) {
   m.def("launch_variables", &comm::launch_variables);
+  m.def("device_index", &comm::device_index);
   m.def("read_launch_environment", [](const comm::Variables& variables, const std::string& method) {
     const auto e = comm::read_launch_environment(variables, method);
     return py::make_tuple(e.launcher, e.rank, e.world_size, e.local_rank, e.master_address,

@@ -39,10 +39,10 @@ std::map<int, std::unique_ptr<DistributedManager>>& managers() {
 }
 
 c10::Device device_for(int local_rank) {
-  if (!at::hasCUDA()) return at::kCPU;
-  const int count = at::detail::getCUDAHooks().deviceCount();
-  if (count == 0) return at::kCPU;
-  return {at::kCUDA, static_cast<c10::DeviceIndex>(local_rank % count)};
+  const int visible = at::hasCUDA() ? at::detail::getCUDAHooks().deviceCount() : 0;
+  const int index = device_index(local_rank, visible);
+  if (index < 0) return at::kCPU;
+  return {at::kCUDA, static_cast<c10::DeviceIndex>(index)};
 }
 
 bool is_loopback(const std::string& address) {
@@ -82,13 +82,18 @@ c10::intrusive_ptr<c10d::Store> make_store(const LaunchEnvironment& launch,
   if (launch.world_size == 1) return c10::make_intrusive<c10d::HashStore>();
   c10d::TCPStoreOptions store;
   store.port = static_cast<uint16_t>(launch.master_port);
-  store.isServer = launch.rank == 0;
+  const bool agent = launch.agent_restarts >= 0;
+  store.isServer = launch.rank == 0 && !agent;
   store.numWorkers = static_cast<size_t>(launch.world_size);
   store.waitWorkers = true;
   store.timeout = options.timeout;
   if (store.isServer && store.port != 0 && is_loopback(launch.master_address))
     store.masterListenFd = listen_on_loopback(store.port);
-  return c10::make_intrusive<c10d::TCPStore>(launch.master_address, store);
+  auto made = c10::make_intrusive<c10d::TCPStore>(launch.master_address, store);
+  if (!agent) return made;
+  // The agent's store outlives a restart, and with it the dead ranks' addresses.
+  return c10::make_intrusive<c10d::PrefixStore>("attempt_" + std::to_string(launch.agent_restarts),
+                                                std::move(made));
 }
 
 }  // namespace
@@ -96,7 +101,7 @@ c10::intrusive_ptr<c10d::Store> make_store(const LaunchEnvironment& launch,
 DistributedManager::DistributedManager(LaunchEnvironment launch, ManagerOptions options)
     : launch_(std::move(launch)),
       options_(std::move(options)),
-      device_(device_for(std::max(launch_.local_rank, 0))) {
+      device_(device_for(launch_.local_rank)) {
   SHARDFIELD_CHECK(launch_.rank >= 0 && launch_.rank < launch_.world_size, kOp,
                    "expected a rank in [0, ", launch_.world_size, "), got ", launch_.rank);
   store_ = make_store(launch_, options_);

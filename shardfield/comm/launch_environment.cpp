@@ -1,5 +1,6 @@
 #include "shardfield/comm/launch_environment.h"
 
+#include <algorithm>
 #include <charconv>
 #include <optional>
 #include <vector>
@@ -139,6 +140,9 @@ void read_rendezvous(const Variables& variables, LaunchEnvironment& out) {
     SHARDFIELD_CHECK(address && has_port, kOp,
                      "expected MASTER_ADDR and MASTER_PORT beside RANK and WORLD_SIZE, found ",
                      listed(variables), "; start with torchrun or export both");
+    const auto* agent = find(variables, "TORCHELASTIC_USE_AGENT_STORE");
+    if (agent && *agent == "True")
+      out.agent_restarts = first_number(variables, {"TORCHELASTIC_RESTART_COUNT"}).value_or(0);
   }
   if (address) {
     out.master_address = *address;
@@ -240,6 +244,10 @@ LaunchEnvironment read_launch_environment(const Variables& variables, const std:
     out.local_rank = per_host.value_or(0) > 0 ? out.rank % *per_host : out.rank;
   }
   return out;
+}
+
+int device_index(int local_rank, int visible) {
+  return visible > 0 ? std::max(local_rank, 0) % visible : -1;
 }
 
 std::string first_host(const std::string& node_list) {

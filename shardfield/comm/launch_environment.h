@@ -16,6 +16,9 @@ struct LaunchEnvironment {
   int local_rank = 0;          ///< rank among the processes of this host
   std::string master_address;  ///< host of rank 0; empty for SINGLE
   int master_port = 0;         ///< port of rank 0's store; 0 for SINGLE
+  /// How often torchrun's agent, which keeps the store itself, has restarted the job; -1 without
+  /// one.
+  int agent_restarts = -1;
 
   bool operator==(const LaunchEnvironment&) const = default;
 };
@@ -39,6 +42,10 @@ Variables launch_variables();
 /// by hand under mpirun; SLURM against mpirun). Ranks of torchrun's own agent are trusted.
 LaunchEnvironment read_launch_environment(const Variables& variables,
                                           const std::string& method = {});
+
+/// Which of `visible` accelerators of a host a local rank takes: local rank 3 of 2 takes 1; -1
+/// stands for the CPU of a host without any. Pure.
+int device_index(int local_rank, int visible);
 
 /// First host of a SLURM node list: "gpu[007-012,020],login1" gives "gpu007". Pure.
 std::string first_host(const std::string& node_list);

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.distributed as dist
+from shardfield._core import core
 from shardfield.distributed import (
     DistributedManager,
     ProcessGroupConfig,
@@ -220,3 +221,9 @@ def explicit_values() -> None:
 
 def test_K3_explicit_values_and_a_local_rank_beyond_the_devices(run_ranks):
     run_ranks(2, explicit_values)
+
+
+def test_K3_the_accelerator_of_a_local_rank():
+    """What the manager asks on every host, here without any accelerator; -1 stands for the CPU."""
+    local_and_visible = [(3, 1), (0, 4), (3, 4), (5, 4), (3, 0), (0, 0)]
+    assert [core.device_index(*pair) for pair in local_and_visible] == [0, 0, 3, 1, -1, -1]

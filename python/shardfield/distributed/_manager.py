@@ -58,8 +58,9 @@ class _State:
 
 def _device_for(local_rank: int) -> torch.device:
     """The accelerator of a local rank, modulo those visible; the CPU on a host without any."""
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    return torch.device("cuda", local_rank % count) if count else torch.device("cpu")
+    visible = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    index = core.device_index(local_rank, visible)
+    return torch.device("cuda", index) if index >= 0 else torch.device("cpu")
 
 
 def _default_backend(device: torch.device) -> str:

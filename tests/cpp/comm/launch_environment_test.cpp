@@ -99,6 +99,26 @@ TEST(LaunchEnvironment, IncompleteOrWrongVariablesAreListed) {
   EXPECT_EQ(read_launch_environment(hosts).master_address, "n1");
 }
 
+TEST(LaunchEnvironment, TheAcceleratorOfALocalRank) {  // case K3
+  EXPECT_EQ(device_index(3, 1), 0);
+  EXPECT_EQ(device_index(0, 4), 0);
+  EXPECT_EQ(device_index(3, 4), 3);
+  EXPECT_EQ(device_index(5, 4), 1);
+  EXPECT_EQ(device_index(3, 0), -1);
+  EXPECT_EQ(device_index(-1, 2), 0);
+}
+
+TEST(LaunchEnvironment, TorchrunsAgentKeepsTheStore) {
+  EXPECT_EQ(read_launch_environment(kTorchrun).agent_restarts, -1);
+  Variables agent = kTorchrun;
+  agent.insert({{"TORCHELASTIC_RUN_ID", "none"}, {"TORCHELASTIC_USE_AGENT_STORE", "True"}});
+  EXPECT_EQ(read_launch_environment(agent).agent_restarts, 0);
+  agent["TORCHELASTIC_RESTART_COUNT"] = "2";
+  EXPECT_EQ(read_launch_environment(agent).agent_restarts, 2);
+  agent["TORCHELASTIC_USE_AGENT_STORE"] = "False";
+  EXPECT_EQ(read_launch_environment(agent).agent_restarts, -1);
+}
+
 TEST(LaunchEnvironment, AWorldSizeBesideALauncherMustAgree) {
   EXPECT_EQ(read_launch_environment(joined(kSlurm, {{"WORLD_SIZE", "4"}})).launcher, "SLURM");
   EXPECT_TRUE(says(error_of(joined(kSlurm, {{"WORLD_SIZE", "8"}})), "WORLD_SIZE=8"));
