@@ -417,7 +417,7 @@ def load_sharded(
         rng: set this rank's random generators. With as many ranks as saved each gets its own, else
             all get rank 0's.
         strict: raise on names that only the checkpoint or only `state` has. Entries may be left
-            out of `state` as a whole.
+            out of `state` as a whole. Without it, what the checkpoint lacks stays as it is.
         verify: compare the hashes of the blocks that are read.
         group: the ranks that load together; None for all.
 
@@ -463,6 +463,8 @@ def fill(
         target = _state.template_for(name, meta.shape, _format.dtype_of(meta.dtype), found)
         tensors[name] = reader.read(name) if target is None else _read_into(reader, name, target)
     value = _state.put_together(reader.structure, tensors)
+    if state is not None and strict:
+        _state.check_entries(state, value)
     if rng and _RNG in value and f"{_RNG}/cpu" in tensors:
         torch.set_rng_state(tensors[f"{_RNG}/cpu"])
         if f"{_RNG}/cuda" in tensors and torch.cuda.is_available():

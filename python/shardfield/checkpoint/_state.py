@@ -209,6 +209,44 @@ def template_for(
     return torch.empty_like(like.detach(), dtype=dtype)
 
 
+def check_entries(state: Any, loaded: Any, path: str = "") -> None:
+    """Raises where `state` has an entry or an object that the loaded values lack. Tensors are checked by
+    name elsewhere.
+
+    Raises:
+        CheckpointError: naming the entries, or the list whose objects are of another number.
+    """
+    if isinstance(state, torch.Tensor):
+        return
+    if isinstance(state, Mapping) or is_stateful(state):
+        missing = [] if isinstance(loaded, Mapping) else [path]
+        if not missing and not is_stateful(state):
+            missing = [joined(path, key) for key in state if key not in loaded]
+        if missing:
+            raise CheckpointError(
+                f"names differ: only in the state {missing}; pass strict=False to load what both have"
+            )
+        for key, item in ({} if is_stateful(state) else state).items():
+            check_entries(item, loaded[key], joined(path, key))
+    elif isinstance(state, (list, tuple)) and any(map(_holds_objects, state)):
+        length = len(loaded) if isinstance(loaded, (list, tuple)) else 0
+        if length != len(state):
+            raise CheckpointError(
+                f"names differ: '{path}' has {len(state)} entries in the state, {length} in the checkpoint"
+            )
+        for i, item in enumerate(state):
+            check_entries(item, loaded[i], joined(path, i))
+
+
+def _holds_objects(value: Any) -> bool:
+    """True for what is filled or loads its state by itself, and for what holds such."""
+    if isinstance(value, Mapping):
+        return any(map(_holds_objects, value.values()))
+    if isinstance(value, (list, tuple)):
+        return any(map(_holds_objects, value))
+    return isinstance(value, torch.Tensor) or is_stateful(value)
+
+
 def restore(state: Any, loaded: Any) -> Any:
     """Hands loaded values back: objects with a state_dict load theirs, everything else is returned.
     Tensors of modules have been filled in place already.
@@ -222,5 +260,9 @@ def restore(state: Any, loaded: Any) -> Any:
         state.load_state_dict(loaded)
         return state
     if isinstance(state, Mapping) and isinstance(loaded, Mapping):
-        return {k: restore(state.get(k), v) for k, v in loaded.items()}
+        own = {k: v for k, v in state.items() if k not in loaded}
+        return {**{k: restore(state.get(k), v) for k, v in loaded.items()}, **own}
+    if isinstance(state, (list, tuple)) and isinstance(loaded, (list, tuple)):
+        known = len(state)
+        return type(loaded)(restore(state[i], v) if i < known else v for i, v in enumerate(loaded))
     return loaded
