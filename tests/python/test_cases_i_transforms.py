@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import inspect
+import itertools
 import math
+from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from oracle import Cut, assert_equal, check_same_as_serial, full, is_sharded, numbers, sharded
+from shardfield.distributed import fft as distributed_fft
+from shardfield.distributed import fused_all_reduce
+from shardfield.distributed.fft import work_elements
+from shardfield.domain_parallel import ShardTensor
 from test_convolution import peak_of
 from torch import Tensor, fft
-from torch.distributed.tensor import Shard
+from torch.distributed.tensor import DTensor, Shard
 
 import shardfield
 
@@ -67,6 +75,70 @@ def large(mesh) -> None:
 
 def test_i3_one_transpose_and_no_whole_array(run_mesh):
     run_mesh((4,), large)
+
+
+def test_i5_sizes_beyond_32_bits_are_planned_without_memory():
+    assert work_elements((2048, 1024, 1024), {}) == 2147483648
+    assert work_elements((2048, 1024, 1024), {0: 1}) == 2147483648
+    assert work_elements((2048, 1024, 1024), {0: 4}) == 2147483648 // 4
+    assert work_elements((1 << 20, 1 << 20), {0: 1 << 10}) == 1 << 30
+    assert work_elements((9, 8, 8), {0: 4}) == 192  # 3 x 8 x 8 before, 9 x 2 x 8 after
+    assert work_elements((7,), {0: 2}) == 7  # nowhere to go
+    assert work_elements((7, 5), {0: 2}, dim=[1]) == 21  # as it is, or 7 x 3
+    assert work_elements((5, 2), {-2: 3}) == 10
+    for wrong in (({3: 2}, None), ({0: 0}, None), ({0: 2}, [5])):
+        with pytest.raises(ValueError, match="expected dims in"):
+            work_elements((4, 4), *wrong)
+
+
+def within_the_plan(mesh) -> None:
+    """Neither the result nor a transform half-way holds more than was planned."""
+    n = mesh.size(0)
+    for shape in ((9, 7, 5), (4, 6, 8), (3, 11), (8, 1, 5)):
+        for places in itertools.permutations(range(len(shape)), mesh.ndim):
+            placed = [Shard(d) for d in places]
+            x = shardfield.domain_parallel.shard_tensor(numbers(*shape), mesh, placed)
+            for dims in ([0], [1], list(range(len(shape)))):
+                most = work_elements(shape, dict.fromkeys(places, n), dims)
+                got = fft.fftn(x, dim=dims)
+                for value in (x, got, fft.ifftn(got, dim=dims)):
+                    held = value.to_local() if is_sharded(value) else value
+                    assert held.numel() <= most, (shape, places, dims, held.shape, most)
+
+
+@pytest.mark.parametrize("size", [(1,), (3,), (4,), (2, 2)], ids=str)
+def test_i5_no_rank_holds_more_than_planned(run_mesh, size):
+    run_mesh(size, within_the_plan)
+
+
+def defaults(function: Any) -> dict[str, Any]:
+    parameters = inspect.signature(function).parameters.values()
+    return {p.name: p.default for p in parameters if p.default is not p.empty}
+
+
+def twins(mesh) -> None:
+    """Whoever leaves an option out gets what torch's function of that name does."""
+    x = sharded(numbers(4, 3), mesh, 0)
+    pairs = [
+        (ShardTensor.from_local, DTensor.from_local, {"device_mesh", "placements"}),
+        (x.to_local, DTensor.to_local, {"grad_placements"}),
+        (x.full_tensor, DTensor.full_tensor, {"grad_placements"}),
+        (x.redistribute, DTensor.redistribute, {"device_mesh", "placements", "async_op"}),
+        (fused_all_reduce, dist.all_reduce, {"op", "group", "async_op"}),
+    ]
+    for ours, theirs, shared in pairs:
+        a, b = defaults(ours), defaults(theirs)
+        both = {n for n in inspect.signature(ours).parameters if n in b}
+        assert shared <= both, (ours, both)
+        for name in both:
+            assert a[name] == b[name], (ours, name)
+    for name in distributed_fft.__all__:
+        if name != "work_elements":
+            assert getattr(distributed_fft, name) is getattr(fft, name), name
+
+
+def test_i9_defaults_are_those_of_torch(run_mesh):
+    run_mesh((2,), twins)
 
 
 def half_spectrum(mesh) -> None:

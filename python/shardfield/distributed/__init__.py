@@ -1,6 +1,7 @@
 """The distributed runtime: ranks, groups and meshes, and collectives that differentiate."""
 
 from shardfield._faults import name_layers, tell_failures
+from shardfield.distributed import fft
 from shardfield.distributed._align import Alignment, align_communicators
 from shardfield.distributed._collectives import (
     all_gather_v,
@@ -33,6 +34,7 @@ __all__ = [
     "all_gather_v",
     "all_to_all_v",
     "check_level",
+    "fft",
     "fused_all_reduce",
     "gather_v",
     "indexed_all_to_all_v",
