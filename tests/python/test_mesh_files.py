@@ -116,6 +116,57 @@ def test_empty_pieces_leave_no_file(tmp_path):
     assert (np.asarray(whole.cell_data["vtkGhostType"]) == 0).sum() == 3
 
 
+def test_pieces_are_those_that_the_index_names(tmp_path):
+    """Not files of an earlier partition into more, nor of another whose name begins alike."""
+    mesh = box(4, 4, 3)
+    folder = tmp_path / "a [1]*"
+    folder.mkdir()
+    graph.write_mesh(folder / "out.pvtu", graph.partition(mesh, 6, "rcb", ghost_layers=1))
+    result = graph.partition(mesh, 4, "rcb", ghost_layers=1)
+    written = graph.write_mesh(folder / "out.pvtu", result)
+    graph.write_mesh(folder / "out_1.pvtu", graph.partition(mesh, 2, "hilbert"))
+    assert [p.name for p in written] == ["out.pvtu", *(f"out_{i}.vtu" for i in range(4))]
+    for ours, piece in zip(graph.read_partition(folder / "out.pvtu"), result, strict=True):
+        np.testing.assert_array_equal(ours.cells, piece.cells)
+
+
+def test_an_absent_index_or_piece_is_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"no file '.*none\.pvtu'"):
+        graph.read_partition(tmp_path / "none.pvtu")
+    graph.write_mesh(tmp_path / "out.pvtu", graph.partition(box(2, 2, 2), 4))
+    with pytest.raises(ValueError, match=r"out_0\.vtu' is no \.pvtu file"):
+        graph.read_partition(tmp_path / "out_0.vtu")
+    (tmp_path / "out_2.vtu").unlink()
+    with pytest.raises(
+        FileNotFoundError, match=r"names the piece 'out_2\.vtu', which is not there"
+    ):
+        graph.read_partition(tmp_path / "out.pvtu")
+
+
+BROKEN = {
+    ".vtu": b"<VTKFile",
+    ".msh": b"hello",
+    ".ply": b"ply\nformat ascii 1.0\n",
+    ".off": b"OFF",
+    ".stl": b"\0" * 300,
+    ".foo": b"?",
+    ".obj": b"v 0 0 0\nv 1 0 0\nv 0 1 0\nf 1 2 9\n",
+    ".xdmf": b"<Xdmf>",
+    ".e": b"?",
+}
+
+
+@pytest.mark.parametrize("suffix", BROKEN)
+@pytest.mark.filterwarnings("ignore:The VTK reader")
+def test_a_file_that_cannot_be_read_is_an_error_with_its_name(tmp_path, capsys, suffix):
+    path = tmp_path / f"torn{suffix}"
+    path.write_bytes(BROKEN[suffix])
+    with pytest.raises((ValueError, ImportError), match=rf"read_mesh: .*torn\{suffix}"):
+        graph.read_mesh(path)
+    assert main(["partition", str(path), "-n", "2"]) == 1
+    assert capsys.readouterr().err.splitlines()[-1].startswith("shardfield partition: read_mesh: ")
+
+
 def test_errors_say_what_to_do(tmp_path):
     with pytest.raises(FileNotFoundError, match="no file"):
         graph.read_mesh(tmp_path / "none.vtu")
@@ -123,6 +174,10 @@ def test_errors_say_what_to_do(tmp_path):
         graph.write_mesh(tmp_path / "out.vtu", graph.partition(box(2, 2, 2), 2))
     box_grid = graph.Mesh.from_meshio(box(2, 2, 2)).to_pyvista()
     box_grid.save(tmp_path / "plain_0.vtu")
+    (tmp_path / "plain.pvtu").write_text(
+        '<VTKFile type="PUnstructuredGrid"><PUnstructuredGrid><Piece Source="plain_0.vtu"/>'
+        "</PUnstructuredGrid></VTKFile>"
+    )
     with pytest.raises(ValueError, match="has no cell array 'owner'"):
         graph.read_partition(tmp_path / "plain.pvtu")
 

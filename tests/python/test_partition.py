@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import pyvista
 import torch
+from vtkmodules.vtkCommonDataModel import vtkUnstructuredGrid
 
 import shardfield.graph as graph
 
@@ -173,6 +174,12 @@ def test_arrays_are_borrowed():
         ([[0.0, 0], [1, 0], [0, 1]], [[0, 1, 2], [2, 1, 2]], "cell 1 .triangle. has the same"),
         ([[0.0, 0], [1, 0], [0, 1]], np.zeros((0, 3), int), "it is empty"),
         ([[0.0, 0], [1, 0], [0, 1]], [[0, 1]], r"expected nodes \(num_cells, 3\)"),
+        (
+            [[0.0, 0], [1, 0], [0, 1]],
+            [[0, 1, 2.7]],
+            "expected whole numbers of points, got float64",
+        ),
+        ([[0j, 0], [1, 0], [0, 1]], [[0, 1, 2]], "expected real coordinates, got complex128"),
     ],
 )
 def test_broken_meshes_name_the_cell(points, cells, text):
@@ -180,6 +187,51 @@ def test_broken_meshes_name_the_cell(points, cells, text):
         graph.Mesh(points, [("triangle", cells)])
     with pytest.raises((ValueError, TypeError)):
         graph.partition(object(), 2)
+
+
+def test_blocks_of_an_unknown_kind_or_of_fractions():
+    for block, text in (
+        (graph.CellBlock("trio", np.arange(3)), "cells of kind 'trio' are not known"),
+        (graph.CellBlock("triangle", np.arange(3.0)), "whole numbers of points, got float64"),
+    ):
+        with pytest.raises(ValueError, match=text):
+            graph.Mesh(np.eye(3), [block])
+
+
+def test_vtk_data_sets_and_containers_of_them():
+    grid = vtkUnstructuredGrid()
+    grid.ShallowCopy(pyvista.ImageData(dimensions=(3, 3, 3)).cast_to_unstructured_grid())
+    assert isinstance(graph.partition(grid, 2)[0].mesh, pyvista.UnstructuredGrid)
+    several = pyvista.MultiBlock([pyvista.Cube(), pyvista.Sphere()])
+    for call in (graph.Mesh.from_pyvista, lambda mesh: graph.partition(mesh, 2)):
+        with pytest.raises(TypeError, match="pyvista data set, got MultiBlock"):
+            call(several)
+
+
+def test_cell_sets_of_meshio_go_through():
+    """Also those that lack a block, and on the pieces that meshio gets."""
+    mesh = mixed_surface()
+    quads, triangles = (len(b.data) for b in mesh.cells)
+    mesh.cell_sets = {
+        "both": [np.array([1, 3]), np.array([0])],
+        "right": [None, np.arange(triangles)],
+    }
+    whole = graph.Mesh.from_meshio(mesh)
+    assert whole.cell_sets["both"].tolist() == [1, 3, quads]
+    assert whole.cell_sets["right"].tolist() == list(range(quads, quads + triangles))
+    for piece in graph.partition(mesh, 3, "rcb", ghost_layers=1):
+        rows = piece.cell_sets()
+        first = np.cumsum([0, *(len(b.data) for b in piece.mesh.cells)])
+        for name, blocks in piece.mesh.cell_sets.items():
+            assert len(blocks) == len(piece.mesh.cells)
+            got = np.concatenate([b + f for b, f in zip(blocks, first, strict=False)])
+            np.testing.assert_array_equal(got, rows[name])
+
+
+def test_counts_that_are_no_whole_numbers():
+    for counts in ({"num_parts": 2.0}, {"num_parts": "2"}, {"num_parts": 2, "ghost_layers": 1.5}):
+        with pytest.raises(TypeError, match=r"partition: expected a whole number for (num|ghost)_"):
+            graph.partition(box(2, 2, 2), **counts)
 
 
 def test_fields_and_weights_of_the_wrong_length():

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +18,9 @@ from shardfield.graph._mesh import Mesh, as_mesh
 from shardfield.graph._partition import ExchangePlan, Partition, Piece
 
 VTK_SUFFIXES = {".vtu", ".pvtu", ".vtk", ".vtp", ".pvtp", ".vti", ".vtr", ".vts", ".vtkhdf"}
+# Where a text header must have ended: at the end of the file meshio looks for these for ever.
+HEADER_ENDS = {".ply": b"end_header", ".off": b"\n", ".msh": b"\n"}
+LONGEST_HEADER = 1 << 20
 
 
 def read_mesh(path: str | Path) -> Mesh:
@@ -25,28 +31,44 @@ def read_mesh(path: str | Path) -> Mesh:
 
     Raises:
         FileNotFoundError: where there is no such file.
-        ImportError: where neither library is installed; says what to install.
-        ValueError: for a file that holds no valid mesh; names the cell where there is one.
+        ImportError: where neither library is installed, or lacks a package that the format needs;
+            says what to install.
+        ValueError: for a file that cannot be read or holds no valid mesh; names the file, and the
+            cell where there is one.
     """
     path = Path(path)
     if not path.exists():
         raise FileNotFoundError(f"read_mesh: no file {str(path)!r}")
-    if path.suffix.lower() in VTK_SUFFIXES and _has("pyvista"):
-        import pyvista
-
-        return Mesh.from_pyvista(pyvista.read(path))
-    if _has("meshio"):
-        import meshio
-
-        return Mesh.from_meshio(meshio.read(path))
-    if _has("pyvista"):
-        import pyvista
-
-        return Mesh.from_pyvista(pyvista.read(path))
+    order = ["meshio", "pyvista"]
+    if path.suffix.lower() in VTK_SUFFIXES:
+        order.reverse()
+    for library in filter(_has, order):
+        return _read_by(library, path)
     raise ImportError(
         f"read_mesh: reading {path.suffix} files needs pyvista or meshio; "
         "pip install shardfield[mesh]"
     )
+
+
+def _read_by(library: str, path: Path) -> Mesh:
+    """Reads by one library. Whatever it throws comes with the file's name; meshio ends the process
+    by SystemExit for some files.
+    """
+    ending = HEADER_ENDS.get(path.suffix.lower(), b"")
+    with path.open("rb") if path.is_file() else nullcontext() as file:
+        if file is not None and ending not in file.read(LONGEST_HEADER):
+            raise ValueError(f"read_mesh: the file {str(path)!r} ends inside its header")
+    try:
+        found = importlib.import_module(library).read(path)
+        return Mesh.from_pyvista(found) if library == "pyvista" else Mesh.from_meshio(found)
+    except ImportError as error:
+        raise ImportError(
+            f"read_mesh: {library} needs {error.name} for the file {str(path)!r}; "
+            f"pip install {error.name}"
+        ) from error
+    except (Exception, SystemExit) as error:
+        words = "it says why above" if isinstance(error, SystemExit) else str(error)
+        raise ValueError(f"read_mesh: {library} found no mesh in {str(path)!r}: {words}") from error
 
 
 def write_mesh(path: str | Path, mesh: Any) -> list[Path]:
@@ -99,7 +121,7 @@ def write_grids(path: Path, grids: Sequence[Any], ghost_layers: int) -> list[Pat
     writer.SetGhostLevel(ghost_layers)
     if not writer.Write():
         raise OSError(f"write_mesh: VTK could not write {str(path)!r}")
-    return [path, *sorted(path.parent.glob(f"{path.stem}_*.vtu"))]
+    return [path, *_pieces_of(path, "write_mesh")]
 
 
 def read_partition(path: str | Path) -> list[FilePiece]:
@@ -113,6 +135,7 @@ def read_partition(path: str | Path) -> list[FilePiece]:
         are left out.
 
     Raises:
+        FileNotFoundError: where the index or a piece that it names is not there.
         ValueError: for pieces without "owner" and "global_id" arrays on their cells and points,
             or with ghosts whose owner is not among the files.
     """
@@ -120,7 +143,14 @@ def read_partition(path: str | Path) -> list[FilePiece]:
     _require("pyvista", path)
     import pyvista
 
-    names = sorted(path.parent.glob(f"{path.stem}_*.vtu"), key=lambda p: int(p.stem.split("_")[-1]))
+    if not path.exists():
+        raise FileNotFoundError(f"read_partition: no file {str(path)!r}")
+    names = _pieces_of(path, "read_partition")
+    for name in names:
+        if not name.exists():
+            raise FileNotFoundError(
+                f"read_partition: {str(path)!r} names the piece {name.name!r}, which is not there"
+            )
     pieces = [FilePiece(name, pyvista.read(name)) for name in names]
     pieces.sort(key=lambda piece: piece.part)
     for what in ("cell", "point"):
@@ -135,8 +165,8 @@ class FilePiece:
 
     def __init__(self, path: Path, grid: Any) -> None:
         self.grid = grid
-        for name in ("owner", "global_id"):
-            for what, fields in (("cell", grid.cell_data), ("point", grid.point_data)):
+        for what, fields in (("cell", grid.cell_data), ("point", grid.point_data)):
+            for name in ("owner", "global_id", "vtkGhostType"):
                 if name not in fields:
                     raise ValueError(
                         f"read_partition: {path.name} has no {what} array {name!r}; expected a "
@@ -178,6 +208,18 @@ def _plan(pieces: list[FilePiece], what: str) -> None:
         owner_of[row] = [place[o] for o in owner.tolist()]
     for piece, plan in zip(pieces, core.graph_plan_exchanges(rows, owner_of), strict=True):
         setattr(piece, f"{what}_exchange", ExchangePlan(plan))
+
+
+def _pieces_of(index: Path, op: str) -> list[Path]:
+    """Files of the pieces that a .pvtu file names, in its order."""
+    try:
+        root = ElementTree.parse(index).getroot()
+    except ElementTree.ParseError as error:
+        raise ValueError(f"{op}: {str(index)!r} is no .pvtu file: {error}") from error
+    names = [piece.get("Source") for piece in root.iter("Piece")]
+    if root.get("type") != "PUnstructuredGrid" or None in names:
+        raise ValueError(f"{op}: {str(index)!r} is no .pvtu file; expected an index of pieces")
+    return [index.parent / str(name) for name in names]
 
 
 def _source_of(grids: Sequence[Any]) -> Any:

@@ -66,7 +66,10 @@ class Mesh:
         cell_data: Mapping[str, ArrayLike] | None = None,
         cell_sets: Mapping[str, ArrayLike] | None = None,
     ) -> None:
-        self.points = np.ascontiguousarray(points, dtype=np.float64)
+        given = np.asarray(points)
+        if given.dtype.kind not in "fiub":
+            raise ValueError(f"mesh: expected real coordinates, got {given.dtype}")
+        self.points = np.ascontiguousarray(given, dtype=np.float64)
         if self.points.ndim != 2:
             raise ValueError(
                 f"mesh: expected points (num_points, 1 to 3), got shape {self.points.shape}"
@@ -131,10 +134,13 @@ class Mesh:
         first = np.cumsum([0, *(len(block.data) for block in mesh.cells)])
         cell_sets = {
             name: np.concatenate(
-                [np.asarray(cells, np.int64) + first[b] for b, cells in enumerate(per_block)]
+                [
+                    np.asarray([] if cells is None else cells, np.int64) + first[b]
+                    for b, cells in enumerate(per_block)
+                ]
             )
             for name, per_block in mesh.cell_sets.items()
-            if not name.startswith("gmsh:") and all(cells is not None for cells in per_block)
+            if not name.startswith("gmsh:")
         }
         out = cls(mesh.points, blocks, mesh.point_data, cell_data, cell_sets)
         out.library = "meshio"
@@ -142,7 +148,16 @@ class Mesh:
 
     @classmethod
     def from_pyvista(cls, grid: Any) -> Mesh:
-        """From a pyvista data set of any kind (others than unstructured grids are converted)."""
+        """From a pyvista or VTK data set (others than unstructured grids are converted)."""
+        import pyvista
+
+        if not isinstance(grid, pyvista.DataObject) and hasattr(grid, "GetCellData"):
+            grid = pyvista.wrap(grid)
+        if not isinstance(grid, pyvista.DataSet):
+            raise TypeError(
+                f"mesh: expected a pyvista data set, got {type(grid).__name__}; several in one, "
+                "such as a MultiBlock, become one by combine()"
+            )
         if not hasattr(grid, "celltypes"):
             grid = grid.cast_to_unstructured_grid()
         kinds = np.asarray(grid.celltypes, np.uint8)
@@ -176,7 +191,16 @@ class Mesh:
             name: [values[b:e] for b, e in itertools.pairwise(borders)]
             for name, values in self.cell_data.items()
         }
-        return meshio.Mesh(self.points, cells, dict(self.point_data), cell_data)
+        cell_sets = {
+            name: [
+                np.asarray(rows[(rows >= b) & (rows < e)] - b)
+                for b, e in itertools.pairwise(borders)
+            ]
+            for name, rows in self.cell_sets.items()
+        }
+        return meshio.Mesh(
+            self.points, cells, dict(self.point_data), cell_data, cell_sets=cell_sets
+        )
 
     def to_pyvista(self) -> Any:
         """As a `pyvista.UnstructuredGrid`."""
@@ -232,20 +256,34 @@ def grid_of(
     return grid
 
 
-def _block(kind: str, nodes: ArrayLike) -> CellBlock:
-    """A block from meshio's pair: a 2-d array, or for polygons a list of lists."""
+def _number_of(kind: str) -> int:
+    """VTK's number of a kind."""
     if kind not in KIND_OF_NAME:
         raise ValueError(
             f"mesh: cells of kind {kind!r} are not known; expected one of "
             f"{', '.join(KIND_OF_NAME)}, convert such cells first"
         )
+    return KIND_OF_NAME[kind]
+
+
+def _point_numbers(nodes: ArrayLike) -> NDArray[np.int64]:
+    """Point numbers as int64; fractions are an error, not cut off."""
+    array = np.asarray(nodes)
+    if array.size and array.dtype.kind not in "iu":
+        raise ValueError(f"mesh: expected whole numbers of points, got {array.dtype}")
+    return np.ascontiguousarray(array, dtype=np.int64)
+
+
+def _block(kind: str, nodes: ArrayLike) -> CellBlock:
+    """A block from meshio's pair: a 2-d array, or for polygons a list of lists."""
+    number = _number_of(kind)
     if kind == "polygon":
-        rows = [np.asarray(row, np.int64) for row in nodes]  # type: ignore[union-attr]
+        rows = [_point_numbers(row) for row in nodes]  # type: ignore[union-attr]
         counts = [len(row) for row in rows]
         flat = np.concatenate(rows) if rows else np.zeros(0, np.int64)
         return CellBlock(kind, flat, np.concatenate([[0], np.cumsum(counts)]).astype(np.int64))
-    array = np.ascontiguousarray(nodes, dtype=np.int64)
-    width = NODES_OF_KIND[KIND_OF_NAME[kind]]
+    array = _point_numbers(nodes)
+    width = NODES_OF_KIND[number]
     array = array.reshape(-1, 1) if width == 1 else array
     if array.size and (array.ndim != 2 or array.shape[1] != width):
         raise ValueError(
@@ -257,9 +295,8 @@ def _block(kind: str, nodes: ArrayLike) -> CellBlock:
 
 def _raw(block: CellBlock) -> tuple[int, NDArray[np.int64], Any, Any]:
     """The block as the C++ core takes it."""
-    number = 0 if block.kinds is not None else KIND_OF_NAME[block.kind]
-    nodes = np.ascontiguousarray(block.nodes, dtype=np.int64)
-    return number, nodes, block.offsets, block.kinds
+    number = 0 if block.kinds is not None else _number_of(block.kind)
+    return number, _point_numbers(block.nodes), block.offsets, block.kinds
 
 
 def _counts(block: CellBlock) -> NDArray[np.int64]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -175,7 +176,9 @@ class Piece:
         """The piece as a `Mesh`. Raises ValueError for an empty piece, as every empty mesh does."""
         kinds, offsets, nodes = self.connectivity()
         block = CellBlock("mixed", nodes, offsets, kinds)
-        return Mesh(self.coordinates, [block], self.point_data(), self.cell_data())
+        return Mesh(
+            self.coordinates, [block], self.point_data(), self.cell_data(), self.cell_sets()
+        )
 
     def to_meshio(self) -> Any:
         """The piece as a `meshio.Mesh` with the arrays of point_data and cell_data."""
@@ -238,6 +241,14 @@ class Partition:
             f"Partition({len(self)} pieces by {self.method}, largest halo "
             f"{self.quality.largest_halo})"
         )
+
+
+def _whole_number(name: str, value: Any) -> int:
+    """A count as Python's int. Raises TypeError for anything that is no whole number."""
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise TypeError(f"partition: expected a whole number for {name}, got {value!r}") from None
 
 
 def _weights(mesh: Mesh, weights: Any) -> NDArray[np.float64]:
@@ -318,11 +329,11 @@ def partition_labels(
     whole = as_mesh(mesh)
     labels, _, _ = core.graph_label_cells(
         whole._core,
-        num_parts,
+        _whole_number("num_parts", num_parts),
         method,
         _weights(whole, weights),
         tolerance,
-        ghost_layers,
+        _whole_number("ghost_layers", ghost_layers),
         num_threads,
         seed,
         progress,
@@ -378,12 +389,12 @@ def partition(
     whole = as_mesh(mesh)
     story, pieces, quality = core.graph_cut_mesh(
         whole._core,
-        num_parts,
+        _whole_number("num_parts", num_parts),
         method,
         _weights(whole, weights),
         tolerance,
         contact,
-        ghost_layers,
+        _whole_number("ghost_layers", ghost_layers),
         radius,
         num_threads,
         seed,
