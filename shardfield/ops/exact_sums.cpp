@@ -75,6 +75,8 @@ std::optional<Slices> sliced(const Tensor& x, int bits) {
 }
 
 Tensor exact_sum(const Tensor& x, int64_t terms, const std::function<Tensor(const Tensor&)>& f) {
+  if (x.is_complex())
+    return at::complex(exact_sum(at::real(x), terms, f), exact_sum(at::imag(x), terms, f));
   const OrdinaryArithmetic ordinary;
   const auto slices = has_slices(x) ? sliced(x, bits_for_sum(terms)) : std::nullopt;
   if (!slices) return f(x);
@@ -85,6 +87,14 @@ Tensor exact_sum(const Tensor& x, int64_t terms, const std::function<Tensor(cons
 
 Tensor exact_products(const Tensor& a, const Tensor& b, int64_t terms,
                       const std::function<Tensor(const Tensor&, const Tensor&)>& f) {
+  if (a.is_complex()) {
+    const auto of_parts = [&](const Tensor& x, const Tensor& y) {
+      return exact_products(x, y, terms, f);
+    };
+    const Tensor re_a = at::real(a), im_a = at::imag(a), re_b = at::real(b), im_b = at::imag(b);
+    return at::complex(of_parts(re_a, re_b) - of_parts(im_a, im_b),
+                       of_parts(re_a, im_b) + of_parts(im_a, re_b));
+  }
   const OrdinaryArithmetic ordinary;
   if (!has_slices(a) || !has_slices(b)) return f(a, b);
   const int bits = bits_for_products(terms);

@@ -33,6 +33,7 @@ int bits_for_products(int64_t terms);
 std::optional<Slices> sliced(const at::Tensor& x, int bits);
 
 /// f(x) for an f that only adds: linear, its coefficients integers of at most 8.
+/// Of complex values real and imaginary part each.
 /// @param terms  how many elements of x one result element adds
 /// @param f      called on float64 tensors cut as x is
 /// @return f(x), rounded once, in x's dtype
@@ -40,6 +41,7 @@ at::Tensor exact_sum(const at::Tensor& x, int64_t terms,
                      const std::function<at::Tensor(const at::Tensor&)>& f);
 
 /// f(a, b) for an f that adds products of one element of each: a matrix product or a convolution.
+/// Complex products are four real ones.
 at::Tensor exact_products(const at::Tensor& a, const at::Tensor& b, int64_t terms,
                           const std::function<at::Tensor(const at::Tensor&, const at::Tensor&)>& f);
 

@@ -3,12 +3,15 @@
 // slabs and pencils as in Pekurovsky, "P3DFFT: a framework for parallel computations of Fourier
 // transforms in three dimensions" (SIAM J. Sci. Comput. 34, 2012). The result stays where the last
 // step left it, and an inverse transform walks back: two all-to-alls for both along one cut dim.
+// In reproducible mode dims follow each other in one order and lines are transformed one by one.
 
 #include <ATen/ATen.h>
 #include <ATen/WrapDimUtils.h>
 
 #include "shardfield/dispatch/op_table.h"
+#include "shardfield/dispatch/reproducible.h"
 #include "shardfield/ops/cut_rows.h"
+#include "shardfield/ops/fft_lines.h"
 #include "shardfield/ops/whole_dims.h"
 #include "shardfield/tensor/autograd.h"
 
@@ -19,6 +22,7 @@ namespace {
 using at::Tensor;
 using tensor::is_sharded;
 using tensor::layout_of;
+using Kind = FourierTransform::Kind;
 using Dims = std::vector<int64_t>;
 
 bool contains(const Dims& dims, int64_t d) {
@@ -43,23 +47,24 @@ const spec::Layout* layout_with(const Tensor& x, const Dims& dims, const Dims& s
   return spec::intern_layout(layout_of(x).mesh(), std::move(cuts));
 }
 
-Dims wrapped(at::IntArrayRef dims, int64_t ndim) {
+/// Non-negative dims; none when none are given.
+Dims non_negative(at::IntArrayRef dims, int64_t ndim) {
   Dims result = dims.vec();
   at::maybe_wrap_dims(result, ndim);
   return result;
 }
 
-/// A transform along whole dims, on this rank's piece.
-template <class F>
-Tensor on_pieces(const Tensor& x, const Dims& dims, F&& transform) {
-  if (!is_sharded(x)) return transform(x);
+/// A transform along whole dims, on this rank's piece. In reproducible mode there is one dim.
+Tensor on_pieces(const Tensor& x, const Dims& dims, const FourierTransform& transform) {
+  if (!is_sharded(x)) return transform.along(x, dims);
   const Tensor own = tensor::local(x);
   Tensor piece;
   if (own.numel() > 0) {
-    piece = transform(own);
+    piece = dispatch::is_reproducible() ? transform_lines(own, dims[0], transform)
+                                        : transform.along(own, dims);
   } else {
     // FFT libraries refuse an empty batch.
-    const Tensor dummy = transform(grown_to(own, Dims(own.dim(), 1)));
+    const Tensor dummy = transform.along(grown_to(own, Dims(own.dim(), 1)), dims);
     Dims own_sizes = own.sizes().vec();
     for (int64_t d : dims) own_sizes[d] = dummy.size(d);
     piece = empty_result_like(dummy, own_sizes);
@@ -100,14 +105,18 @@ Tensor with_dim_ready(const Tensor& x, int64_t dim, const Dims& done, const Dims
 
 /// Complex transforms along the dims `waiting`, which go over to `done`.
 Tensor complex_transform(Tensor x, Dims waiting, Dims& done, int64_t norm, bool forward) {
+  const FourierTransform transform{Kind::kComplex, norm, forward};
   while (!waiting.empty()) {
     Dims whole, rest;
-    for (int64_t d : waiting) (is_cut(x, d) ? rest : whole).push_back(d);
+    for (int64_t d : waiting) {
+      const bool has_turn = d == waiting.front() || !dispatch::is_reproducible();
+      (has_turn && !is_cut(x, d) ? whole : rest).push_back(d);
+    }
     if (whole.empty()) {
-      x = with_dim_ready(x, rest.front(), done, rest);
+      x = with_dim_ready(x, waiting.front(), done, waiting);
       continue;
     }
-    x = on_pieces(x, whole, [&](const Tensor& t) { return at::_fft_c2c(t, whole, norm, forward); });
+    x = on_pieces(x, whole, transform);
     done.insert(done.end(), whole.begin(), whole.end());
     waiting = rest;
   }
@@ -117,30 +126,28 @@ Tensor complex_transform(Tensor x, Dims waiting, Dims& done, int64_t norm, bool 
 Tensor complex_to_complex(const Tensor& input, c10::SymIntArrayRef dims, int64_t norm,
                           bool forward) {
   Dims done;
-  const Dims wanted = wrapped(C10_AS_INTARRAYREF_SLOW(dims), input.dim());
+  const Dims wanted = non_negative(C10_AS_INTARRAYREF_SLOW(dims), input.dim());
   return complex_transform(with_simple_cuts(input), wanted, done, norm, forward);
 }
 
 Tensor real_to_complex(const Tensor& input, at::IntArrayRef dims, int64_t norm, bool onesided) {
-  Dims waiting = wrapped(dims, input.dim());
+  Dims waiting = non_negative(dims, input.dim());
   const int64_t last = waiting.back();
   waiting.pop_back();
   const Tensor x = with_dim_ready(with_simple_cuts(input), last, {}, waiting);
   Dims done = {last};
-  const Tensor half =
-      on_pieces(x, done, [&](const Tensor& t) { return at::_fft_r2c(t, done, norm, onesided); });
+  const Tensor half = on_pieces(x, done, {Kind::kToComplex, norm, /*forward=*/true, onesided});
   return complex_transform(half, waiting, done, norm, true);
 }
 
 Tensor complex_to_real(const Tensor& input, at::IntArrayRef dims, int64_t norm,
                        c10::SymInt length) {
-  Dims waiting = wrapped(dims, input.dim()), done;
+  Dims waiting = non_negative(dims, input.dim()), done;
   const int64_t last = waiting.back();
   waiting.pop_back();
   Tensor x = complex_transform(with_simple_cuts(input), waiting, done, norm, false);
   x = with_dim_ready(x, last, done, {});
-  return on_pieces(x, {last},
-                   [&](const Tensor& t) { return at::_fft_c2r_symint(t, {last}, norm, length); });
+  return on_pieces(x, {last}, {Kind::kToReal, norm, /*forward=*/false, true, length.expect_int()});
 }
 
 }  // namespace

@@ -63,12 +63,13 @@ Tensor deviation(const Tensor& x, OptionalIntArrayRef dims, const std::optional<
 Tensor vector_norm(const Tensor& x, const Scalar& ord, OptionalIntArrayRef dims, bool keepdim,
                    Dtype dtype) {
   const double p = ord.toDouble();
-  const Tensor value = dtype ? x.to(*dtype) : x;
+  const Tensor given = dtype ? x.to(*dtype) : x;
   const auto reduced = wrapped(dims, x.dim());
-  if (p == 0 || std::isinf(p) || value.is_complex()) {
+  if (p == 0 || std::isinf(p)) {
     const dispatch::OrdinaryArithmetic ordinary;
-    return at::linalg_vector_norm(value, ord, reduced, keepdim);
+    return at::linalg_vector_norm(given, ord, reduced, keepdim);
   }
+  const Tensor value = given.is_complex() ? given.abs() : given;
   if (p == 1) return at::sum(value.abs(), reduced, keepdim);
   const Tensor total = p == 2 ? at::sum(value * value, reduced, keepdim)
                               : at::sum(value.abs().pow(p), reduced, keepdim);

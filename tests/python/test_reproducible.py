@@ -103,16 +103,39 @@ class Pyramid(nn.Module):
         return F.interpolate(x, scale_factor=2, mode=mode, align_corners=corners)
 
 
+class Spectral(nn.Module):
+    """A Fourier layer (Li et al., 2021): complex weights on the lowest frequencies of two dims."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lift = nn.Conv2d(2, 4, 1)
+        self.weight = nn.Parameter(numbers(4, 4, 7, 5, 2).float() / 8)
+        self.head = nn.Conv2d(4, 3, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.gelu(self.lift(x))
+        spectrum = torch.fft.rfft2(x)
+        low = torch.einsum(
+            "bixy,ioxy->boxy", spectrum[..., :7, :5], torch.view_as_complex(self.weight)
+        )
+        kept = torch.zeros_like(spectrum)
+        kept[..., :7, :5] = low
+        return self.head(x + torch.fft.irfft2(kept, s=x.shape[-2:], norm="forward") / 100)
+
+
+MODELS = {"windows": Windows, "sequence": Sequence, "pyramid": Pyramid, "spectral": Spectral}
+
+
 def train(mesh, model: str, dims: tuple[int, ...], sizes: list[int] | None, dtype: str) -> tuple:
     """Three steps; digests of losses, gradients, weights and buffers."""
     kind = getattr(torch, dtype)
     torch.manual_seed(3)
+    net = MODELS[model]().to(kind)
     if model != "sequence":
-        net = (Windows() if model == "windows" else Pyramid()).to(kind)
         shape = (2, 2, 32, 20)
         sample, label = numbers(*shape, dtype=kind), torch.randint(0, 3, (2, 32, 20))
     else:
-        net, shape = Sequence().to(kind), (2, 30)
+        shape = (2, 30)
         sample, label = torch.randint(0, 11, shape), torch.randint(0, 3, shape)
     lengths = {0: sizes} if sizes else {}
     skip = 0 if model == "sequence" else 1
@@ -139,7 +162,7 @@ def uneven(length: int, ranks: int, seed: int) -> list[int]:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("model", ["windows", "sequence", "pyramid"])
+@pytest.mark.parametrize("model", list(MODELS))
 def test_training_has_the_same_bits_on_every_mesh(run_mesh, model, dtype):
     seen = {}
     for shape in MESHES:
@@ -151,7 +174,7 @@ def test_training_has_the_same_bits_on_every_mesh(run_mesh, model, dtype):
         cuts = [(d, None) for d in dims]
         if len(shape) == 1:
             cuts.append((dims[0], uneven(length, ranks, seed=ranks)))
-        if model == "pyramid":  # many layers: one cut of each mesh
+        if model in ("pyramid", "spectral"):  # many layers: one cut of each mesh
             cuts = [cuts[0] if dtype == "float64" else cuts[-1]]
         for d, sizes in cuts:
             for result in run_mesh(shape, train, model=model, dims=d, sizes=sizes, dtype=dtype):
@@ -186,6 +209,8 @@ def draw_ops(seed: int, decades: float = 6) -> dict[str, tuple]:
     kernel = numbers(3, 2, 3, 2, 3, seed=seed + 4)
     places = torch.randint(0, 5, (rows,), generator=torch.Generator().manual_seed(seed))
     cut = draw.randrange(2)
+    pairs, as_complex = torch.view_as_real, torch.view_as_complex
+    pairs_of = numbers(rows, inner, 2, seed=seed + 5)
     return {
         "mm": (torch.mm, [(a, cut), (b, None)]),
         "mm_contracted": (torch.mm, [(a, 1), (b, 0)]),
@@ -229,6 +254,41 @@ def draw_ops(seed: int, decades: float = 6) -> dict[str, tuple]:
         ),
         "cubes": (lambda x: torch.atan2(x, x + 1).pow(1.7).nan_to_num() + F.mish(x), [(a, 0)]),
         "max_pool": (lambda x: F.max_pool3d(x, 3, 1, 1), [(volume, draw.choice([2, 3, 4]))]),
+        "prod": (lambda x: x.prod(cut), [(a, cut)]),
+        "prod_all": (lambda x: x.prod(), [(a, cut)]),
+        "complex": (
+            lambda x, y: pairs(
+                (as_complex(x) @ as_complex(y).conj()).sum(0) * as_complex(x).mean()
+            ),
+            [(numbers(rows, inner, 2, seed=seed), cut), (numbers(inner, cols, 2), None)],
+        ),
+        "complex_norm": (
+            lambda x: as_complex(x).norm() + as_complex(x).norm(dim=0, p=1),
+            [(pairs_of, 1)],
+        ),
+        "fft": (lambda x: pairs(torch.fft.fftn(x, dim=(1, 3), norm="ortho")), [(volume[0], 1)]),
+        "rfft": (
+            lambda x: pairs(torch.fft.rfftn(x, dim=(-3, -2, -1))),
+            [(volume, draw.choice([2, 3, 4]))],
+        ),
+        "irfft": (
+            lambda x: torch.fft.irfftn(as_complex(x), dim=(0, 1)),
+            [(pairs_of, draw.choice([0, 1]))],
+        ),
+        "fft_slope": (
+            lambda x: torch.autograd.grad(
+                torch.fft.irfft2(torch.fft.rfft2(x).abs().sqrt() + 1j * x.sum(), s=x.shape)
+                .pow(3)
+                .sum(),
+                x,
+                create_graph=True,
+            )[0],
+            [(a, cut)],
+        ),
+        "hfft": (
+            lambda x: torch.fft.hfft(x, dim=0) + torch.fft.ihfft(x, dim=0).abs().sum(),
+            [(a, cut)],
+        ),
         "pad": (lambda x: F.pad(x, (2, 1, 3, 2, 1, 1), mode="reflect"), [(volume, 2)]),
     }
 
@@ -454,7 +514,14 @@ def values(mesh) -> None:
             plain = [v for v, d in operands if d is None]
             print(name)
             check_same_as_serial(
-                function, cuts, mesh, plain=plain, second=second, rtol=1e-7, atol=1e-7
+                function,
+                cuts,
+                mesh,
+                plain=plain,
+                second=second,
+                no_fallback=name != "prod_all",  # its last dim
+                rtol=1e-7,
+                atol=1e-7,
             )
 
 
