@@ -349,6 +349,65 @@ def test_two_kinds_equal_serial(run_mesh, ranks):
     run_mesh((ranks,), hetero_equals_serial)
 
 
+class Hop(nn.Module):
+    """A layer by index alone, as other libraries write it, scaled by the degrees it is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin = nn.Linear(6, 3)
+
+    def forward(self, x, links, degrees):
+        ends = torch.cat([x.index_select(0, links[0]), x.index_select(0, links[1])], 1)
+        messages = torch.tanh(self.lin(ends)) / degrees.index_select(0, links[0])[:, None]
+        return x + torch.zeros_like(x).index_add(0, links[1], messages)
+
+
+def one_exchange_for_all_layers(mesh, cut: str):
+    edges, layers = random_edges(), 3
+    cut_up = graph.HaloGraph(
+        edges, NODES, labels_of(cut, mesh.size()), num_parts=mesh.size(), hops=layers
+    )
+    here = cut_up.on(mesh)
+    torch.manual_seed(3)
+    net = nn.ModuleList([Hop() for _ in range(layers)]).double()
+    whole = numbers(NODES, 3).requires_grad_()
+    degrees = torch.bincount(edges[0], minlength=NODES).double()
+    want = whole
+    for layer in net:
+        want = layer(want, edges, degrees)
+    (want * want).sum().backward()
+    grads = [p.grad.clone() for p in net.parameters()]
+    net.zero_grad()
+    x = here.shard_nodes(whole.detach()).requires_grad_()
+    with shardfield.report() as report:
+        y = here.spread(x)
+    once = report.bytes_sent
+    links, degrees = here.edge_index(), here.out_degrees().double()
+    with shardfield.report() as report:
+        for layer in net:
+            y = layer(y, links, degrees)
+    counts = report.bytes_sent  # each rank asks no other for rows
+    y = here.own(y)
+    (y * y).sum().backward()
+    assert not report.fallbacks
+    assert_equal(here.gather_nodes(y), want, "nodes")
+    assert_equal(here.gather_nodes(x.grad), whole.grad, "gradient of nodes")
+    for got, grad in zip(net.parameters(), grads, strict=True):
+        assert_equal(got.grad, grad, "gradient of a weight")
+    for call in (here.sources, here.targets, here.aggregate):
+        with pytest.raises(ValueError, match="expected a graph with 1 hop, this one has 3"):
+            call(x)
+    sent = sum(len(rows) for rows in cut_up.nodes(here.part).exchange.sends.values())
+    return once, sent * 3 * 8, counts
+
+
+@pytest.mark.parametrize("cut", ["balanced", "scattered", "empty part"])
+def test_one_exchange_serves_several_layers(run_mesh, ranks, cut):
+    for once, halo, counts in run_mesh((ranks,), one_exchange_for_all_layers, cut=cut):
+        assert once == halo
+        assert counts <= 3 * 4 * (ranks - 1) * (ranks * ranks * 8 + 2 * 8)
+
+
 def test_costs_of_both_ways():
     line = [[0, 1, 2], [1, 2, 3]]
     per_layer = graph.HaloGraph(line, 4, [0, 0, 1, 1]).cost(3)

@@ -207,6 +207,15 @@ class LocalGraph:
         >>> x = here.shard_nodes(features)
         >>> m = mlp(torch.cat([here.sources(x), here.targets(x)], dim=1))
         >>> x = x + here.aggregate(m)
+
+    Where the graph has L hops, one exchange serves L layers of any library, which work on the
+    rows of own nodes and halos of all ranks as if these were one graph:
+        >>> y = here.spread(x)
+        >>> for layer in layers:  # L of them
+        ...     y = layer(y, here.edge_index())
+        >>> y = here.own(y)
+    A layer that needs degrees must take those of `in_degrees` and `out_degrees`: the outermost
+    nodes lack edges. Statistics over nodes, such as batch norm, would count halos again.
     """
 
     def __init__(self, graph: HaloGraph, mesh: DeviceMesh) -> None:
@@ -214,11 +223,6 @@ class LocalGraph:
             raise ValueError(
                 f"HaloGraph.on: expected a mesh of one axis with {graph.num_parts} ranks, one per "
                 f"part, got shape {tuple(mesh.mesh.shape)}; pass a submesh such as mesh['domain']"
-            )
-        if graph.hops != 1:
-            raise ValueError(
-                f"HaloGraph.on: expected parts with 1 hop, got {graph.hops}; layers exchange halos "
-                "themselves"
             )
         self.graph = graph
         self._mesh = core_mesh(mesh)
@@ -254,7 +258,7 @@ class LocalGraph:
     def edge_index(self, edge_type: EdgeType | None = None) -> Tensor:
         """Source and target of each edge as rows of the sharded node tensors, sharded (2, num_edges)
         int64 in the order of `shard_edges`: for layers of other libraries, which gather and scatter
-        by it. Local.
+        by it. With several hops as rows of what `spread` gives. Local.
         """
         name = self._type(edge_type)
         ends = []
@@ -262,6 +266,9 @@ class LocalGraph:
             (name[0], name[2]), self._edges[name][self.part].edge_index, strict=True
         ):
             parts = self._nodes[kind]
+            if self.graph.hops > 1:
+                ends.append(local + sum(self._counts(kind)[: self.part]))
+                continue
             own = np.concatenate([n.nodes[: n.exchange.num_owned] for n in parts])
             row_of = np.empty_like(own)
             row_of[own] = np.arange(len(own))
@@ -286,14 +293,32 @@ class LocalGraph:
         """
         return self._rows[self._kind(kind)].fetch(self._own(x))
 
+    def spread(self, x: Tensor, kind: str | None = None) -> Tensor:
+        """Own rows and halo rows of every rank as one sharded node tensor, which `edge_index`
+        numbers where the graph has several hops. Collective and differentiable as `fetch`.
+        """
+        self._check_hops("spread", several=True)
+        name = self._kind(kind)
+        return self._wrap(self.fetch(x, name), self._counts(name))
+
+    def own(self, x: Tensor, kind: str | None = None) -> Tensor:
+        """The rows of own nodes of what `spread` gave, as a sharded node tensor. Local,
+        differentiable.
+        """
+        self._check_hops("own", several=True)
+        owned = [n.exchange.num_owned for n in self._nodes[self._kind(kind)]]
+        return self._wrap(self._own(x)[: owned[self.part]], owned)
+
     def sources(self, x: Tensor, edge_type: EdgeType | None = None) -> Tensor:
         """Row of each edge's source node, as a sharded edge tensor. Collective, differentiable."""
+        self._check_hops("sources")
         name = self._type(edge_type)
         rows = self.fetch(x, name[0]).index_select(0, self._index[name][0])
         return self._wrap(rows, [len(e.edges) for e in self._edges[name]])
 
     def targets(self, x: Tensor, edge_type: EdgeType | None = None) -> Tensor:
         """Row of each edge's target node, as a sharded edge tensor. Local, differentiable."""
+        self._check_hops("targets")
         name = self._type(edge_type)
         rows = self._own(x).index_select(0, self._index[name][1])
         return self._wrap(rows, [len(e.edges) for e in self._edges[name]])
@@ -304,6 +329,7 @@ class LocalGraph:
         """Sum, mean, max or min of the messages into each node, as a sharded node tensor; 0 for
         nodes without edges. Local, differentiable.
         """
+        self._check_hops("aggregate")
         name = self._type(edge_type)
         local = messages.to_local()  # type: ignore[attr-defined]
         counts = [n.exchange.num_owned for n in self._nodes[name[2]]]
@@ -347,6 +373,7 @@ class LocalGraph:
         Returns:
             A sharded node tensor of the target kind.
         """
+        self._check_hops("propagate")
         name = self._type(edge_type)
         from_nodes, to_nodes = x if isinstance(x, tuple) else (x, x)
         rows, own = self._rows[name[0]], self._own(from_nodes)
@@ -372,18 +399,37 @@ class LocalGraph:
         return self.aggregate(self._wrap(joined, sizes), reduce, name)
 
     def in_degrees(self, edge_type: EdgeType | None = None) -> Tensor:
-        """Edges into each node, int64, as a sharded node tensor. Local."""
+        """Edges into each node of the whole graph, int64, as a sharded node tensor; with several
+        hops in the rows of `spread`. Local.
+        """
         name = self._type(edge_type)
-        counts = [n.exchange.num_owned for n in self._nodes[name[2]]]
+        counts = self._counts(name[2])
         degrees = self._edges[name][self.part].in_degrees[: counts[self.part]]
         return self._wrap(torch.from_numpy(degrees.copy()).to(self._device), counts)
 
     def out_degrees(self, edge_type: EdgeType | None = None) -> Tensor:
-        """Edges out of each node, int64, as a sharded node tensor. Local."""
+        """Edges out of each node of the whole graph, int64, as a sharded node tensor; with several
+        hops in the rows of `spread`. Local.
+        """
         name = self._type(edge_type)
-        counts = [n.exchange.num_owned for n in self._nodes[name[0]]]
+        counts = self._counts(name[0])
         degrees = self._edges[name][self.part].out_degrees[: counts[self.part]]
         return self._wrap(torch.from_numpy(degrees.copy()).to(self._device), counts)
+
+    def _counts(self, kind: str) -> list[int]:
+        """Rows of every rank that layers work on: own ones, with several hops the halo's too."""
+        plans = [n.exchange for n in self._nodes[kind]]
+        return [p.num_rows if self.graph.hops > 1 else p.num_owned for p in plans]
+
+    def _check_hops(self, call: str, several: bool = False) -> None:
+        if (self.graph.hops > 1) != several:
+            instead = (
+                "spread, edge_index and own" if self.graph.hops > 1 else "sources or edge_index"
+            )
+            raise ValueError(
+                f"LocalGraph.{call}: expected a graph with {'several hops' if several else '1 hop'}, "
+                f"this one has {self.graph.hops}; use {instead}"
+            )
 
     def _kind(self, kind: str | None) -> str:
         return self.graph.kinds[self.graph._kind(kind)]
