@@ -4,6 +4,7 @@
 #include <sstream>
 
 #include <ATen/ATen.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include "shardfield/base/error.h"
 #include "shardfield/comm/backward_scope.h"
@@ -13,7 +14,7 @@ namespace shardfield::comm {
 
 namespace {
 
-constexpr int kMaxDims = 8;
+constexpr int kMaxDims = 16;
 
 /// Positions of the numbers that travel.
 enum Field : uint8_t {
@@ -81,7 +82,7 @@ std::string describe_row(const CollectiveCall& call, const Row& row, const Row& 
     out << "another op than " << call.op;
     return out.str();
   }
-  if (row[kDtype] < 0) return "no tensor";
+  if (row[kDtype] < 0) return row[kHasProblem] ? "no tensor to move (refused there)" : "no tensor";
   out << at::ScalarType(row[kDtype]) << " [";
   for (int64_t d = 0; d < std::min<int64_t>(row[kNumDims], kMaxDims); ++d) {
     out << (d ? ", " : "")
@@ -117,7 +118,21 @@ Agreement agreed(const Row& row, bool records) {
 
 }  // namespace
 
+std::string memory_problem(const at::Tensor& x) {
+  if (x.is_nested() || x.is_quantized() || x.layout() != at::kStrided || !x.has_storage())
+    return "expected a dense tensor with memory of its own, got a sparse, nested, quantized or "
+           "wrapped one";
+  if (x.dim() <= kMaxDims) return {};
+  return "expected at most " + std::to_string(kMaxDims) + " dims, got " + std::to_string(x.dim()) +
+         "; flatten some";
+}
+
 Agreement agree_on_call(const CollectiveCall& call, const spec::Mesh& group) {
+  // There even the small tensors of the comparison are wrapped, and have no memory to send from.
+  SHARDFIELD_CHECK(
+      !c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::FuncTorchDynamicLayerFrontMode),
+      call.op, "expected a call outside of torch.func's transforms, on rank ", group.rank, " of ",
+      group.size(), "; take derivatives by torch.autograd.grad (create_graph=True for more)");
   const Row mine = row_of(call);
   const auto fail_here = [&] {
     SHARDFIELD_CHECK(call.problem.empty(), call.op, call.problem, ", on rank ", group.rank, " of ",

@@ -31,6 +31,10 @@ struct Agreement {
   std::vector<int64_t> other_sizes;  ///< sizes of the tensor; the entry of `dim` is 0
 };
 
+/// Why a tensor's elements cannot be moved as they lie in memory (sparse, nested, quantized,
+/// without memory, more than 16 dims); empty when they can. Local.
+std::string memory_problem(const at::Tensor& x);
+
 /// Compares the call over the group: op, dtype, number of dims, dim, root, argument sizes and the
 /// sizes of all other dims. One small all-reduce; collective over the group. With checks off, and
 /// when every rank has a tensor, nothing is sent and only this rank's arguments are looked at.

@@ -196,6 +196,11 @@ CollectiveCall call_of(const std::vector<Tensor>& tensors, Reduction reduction, 
   CollectiveCall call;
   call.op = kOp;
   call.sizes = {static_cast<int64_t>(reduction), average};
+  for (const Tensor& t : tensors) call.problem += call.problem.empty() ? memory_problem(t) : "";
+  if (!call.problem.empty()) {
+    call.device = tensors.front().device();
+    return call;
+  }
   for (const Tensor& t : tensors) {
     call.sizes.push_back(static_cast<int64_t>(t.scalar_type()));
     call.sizes.push_back(t.dim());

@@ -185,6 +185,16 @@ bool only_world_size(const Variables& variables, const Names& names) {
   return false;
 }
 
+/// A local rank without a rank is what is left of a launcher's set: each process would run alone.
+const Names* local_rank_alone(const Variables& variables) {
+  for (const Names& names : launchers()) {
+    if (names.launcher == std::string("SLURM")) continue;
+    for (const char* name : names.local_rank)
+      if (find(variables, name)) return &names;
+  }
+  return nullptr;
+}
+
 const Names* detect(const Variables& variables) {
   const Names* chosen = nullptr;
   // A batch script's own process carries SLURM's variables although mpirun or torchrun starts us.
@@ -205,7 +215,7 @@ const Names* detect(const Variables& variables) {
                      " ranks, but WORLD_SIZE=", *find(variables, "WORLD_SIZE"),
                      "; unset it; found ", listed(variables));
   }
-  return chosen;
+  return chosen ? chosen : local_rank_alone(variables);
 }
 
 }  // namespace

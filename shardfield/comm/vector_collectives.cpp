@@ -223,8 +223,10 @@ CollectiveCall call_of(const char* op, const std::optional<Tensor>& x, int64_t d
   call.dim = dim;
   call.own_rows = call.expected_rows = -1;
   if (!x) return call;
-  call.tensor = x;
   call.device = x->device();
+  call.problem = memory_problem(*x);
+  if (!call.problem.empty()) return call;
+  call.tensor = x;
   Problem problem(call);
   const int64_t dims = x->dim();
   if (!problem.require(dims > 0, "expected a tensor of at least one dim, got a scalar") ||
@@ -372,11 +374,17 @@ Tensor indexed_all_to_all_v(const Tensor& x, const Mesh& group, const std::vecto
   problem.require(static_cast<int>(indices.size()) == group.size(),
                   "expected one index tensor per rank, got " + std::to_string(indices.size()));
   Tensor rows;
-  for (size_t r = 0; call.problem.empty() && r < indices.size(); ++r)
+  for (size_t r = 0; call.problem.empty() && r < indices.size(); ++r) {
+    problem.require(
+        at::isIntegralType(indices[r].scalar_type(), /*includeBool=*/false),
+        "expected whole numbers as indices, got " +
+            std::string(toString(indices[r].scalar_type())) +
+            (indices[r].scalar_type() == at::kBool ? "; mask.nonzero() gives them" : ""));
     problem.require(indices[r].dim() == 1 && indices[r].numel() == sizes[group.rank][r],
                     "expected " + std::to_string(sizes[group.rank][r]) + " rows for rank " +
                         std::to_string(r) + " (from sizes), got indices of " +
                         text(indices[r].sizes()));
+  }
   if (call.problem.empty()) {
     rows = at::cat(indices).to(x.device(), at::kLong);
     problem.require(rows.numel() == 0 || (rows.min().item<int64_t>() >= 0 &&

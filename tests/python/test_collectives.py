@@ -334,6 +334,37 @@ def test_J5_calls_that_do_not_fit_are_refused_on_every_rank(run_ranks):
     assert "expected indices in [0, 2)" in there[9]
 
 
+def tensors_that_have_no_rows() -> None:
+    n, rank = dist.get_world_size(), dist.get_rank()
+    sparse = torch.eye(2).to_sparse()
+    nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
+    quantized = torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8)
+    for wrong in (sparse, nested, quantized):
+        for call in (lambda x: all_gather_v(x, [2] * n), fused_all_reduce):
+            with pytest.raises(RuntimeError, match="expected a dense tensor with memory"):
+                call(wrong)
+        text = "expected a dense tensor" if rank == 0 else r"rank 0: no tensor to move \(refused"
+        with pytest.raises(RuntimeError, match=text):
+            scatter_v(wrong, [2] + [0] * (n - 1))
+    with pytest.raises(RuntimeError, match=r"outside of torch\.func's transforms"):
+        torch.func.grad(lambda x: all_gather_v(x, [2] * n).sum())(torch.ones(2))
+    rows = [torch.ones(1, dtype=torch.bool)] * n
+    with pytest.raises(RuntimeError, match=r"whole numbers as indices, got Bool; mask\.nonzero"):
+        indexed_all_to_all_v(torch.ones(2), rows, [[1] * n] * n)
+    with pytest.raises(RuntimeError, match="whole numbers as indices, got Float"):
+        indexed_all_to_all_v(torch.ones(2), [torch.zeros(1)] * n, [[1] * n] * n)
+    with pytest.raises(RuntimeError, match="expected at most 16 dims, got 17"):
+        all_gather_v(torch.ones([1] * 17), [1] * n)
+    long = torch.arange(3.0).reshape([1] * 11 + [3])
+    own = scatter_v(long if rank == 0 else None, [1] + [0] * (n - 1))
+    assert own.shape == (int(rank == 0), *long.shape[1:])
+    assert all_gather_v(long, [3] * n, -1).flatten().tolist() == [0, 1, 2] * n
+
+
+def test_tensors_without_rows_in_memory_are_refused_and_twelve_dims_pass(run_ranks, ranks):
+    run_ranks(ranks, tensors_that_have_no_rows)
+
+
 def other_order_of_two_groups() -> None:
     limit = timedelta(seconds=3)
     groups = [dist.new_group([0, 1], timeout=limit) for _ in range(2)]
@@ -387,6 +418,8 @@ def reduced_loss() -> None:
     assert x.grad.tolist() == [0.875] * 4
     assert reduce_loss(float(rank + 1), dst_rank=1) == (1.5 if rank == 1 else None)
     assert reduce_loss(float(rank + 1), mean=False) == (3 if rank == 0 else None)
+    counts = reduce_loss(torch.tensor(rank + 1), dst_rank=1)  # mean() knows no whole numbers
+    assert counts.tolist() == (1.5 if rank == 1 else [])
     with pytest.raises(ValueError, match=r"expected one element, got \(4,\)"):
         reduce_loss(x)
 

@@ -66,6 +66,8 @@ def reduce_loss(
     losses = gather_v(loss.reshape(1), [1] * found.size(), 0, dst_rank, found)
     if found.rank() != dst_rank:
         return losses
+    if mean and not (losses.is_floating_point() or losses.is_complex()):
+        return losses.mean(dtype=torch.get_default_dtype())
     return losses.mean() if mean else losses.sum()
 
 

@@ -84,6 +84,10 @@ TEST(LaunchEnvironment, IncompleteOrWrongVariablesAreListed) {
   EXPECT_TRUE(says(partial, "expected RANK and WORLD_SIZE")) << partial;
   EXPECT_TRUE(says(partial, "MASTER_ADDR=h, RANK=0")) << partial;
   EXPECT_TRUE(says(error_of({{"WORLD_SIZE", "2"}}), "expected RANK and WORLD_SIZE"));
+  for (const char* left : {"LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID"})
+    EXPECT_TRUE(says(error_of({{left, "1"}}), std::string("found ") + left + "=1"));
+  EXPECT_EQ(read_launch_environment({{"SLURM_LOCALID", "0"}, {"SLURM_NTASKS", "4"}}).launcher,
+            "SINGLE");
   Variables wrong = kTorchrun;
   wrong["RANK"] = "4";
   EXPECT_TRUE(says(error_of(wrong), "expected RANK below WORLD_SIZE=4, got 4"));
