@@ -18,7 +18,6 @@ import pytest
 import safetensors.torch
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from oracle import arange, assert_equal, full, numbers, sharded
 from rank_pool import RankFailure, mesh_of
 from shardfield._core import core
@@ -39,7 +38,6 @@ from torch.distributed.tensor.parallel import (
 from shardfield.checkpoint import (
     CheckpointError,
     Reader,
-    load_dcp,
     load_full,
     load_sharded,
     save_full,
@@ -370,50 +368,6 @@ def test_training_goes_on_as_if_it_had_not_stopped(run_ranks, tmp_path, async_op
             assert losses == pytest.approx(wanted[0], rel=1e-12)
 
 
-def two_of_each() -> dict:
-    """A generator and its critic, say: objects in lists and tuples."""
-    nets = [nn.Linear(3, 2), nn.Linear(2, 2)]
-    optimizers = [torch.optim.AdamW(net.parameters(), lr=0.1) for net in nets]
-    schedulers = tuple(torch.optim.lr_scheduler.StepLR(o, 1, 0.5) for o in optimizers)
-    return {"nets": nets, "optimizers": optimizers, "schedulers": schedulers, "losses": []}
-
-
-def objects_in_lists(folder: str) -> None:
-    saved, fresh = two_of_each(), two_of_each()
-    for net, optimizer in zip(saved["nets"], saved["optimizers"], strict=True):
-        net(torch.ones(1, net.in_features)).sum().backward()
-        optimizer.step()
-    saved["schedulers"][1].step()
-    saved["losses"] = [2.0, 1.0]
-    save_sharded(f"{folder}/pieces", saved)
-    save_full(f"{folder}/one.pt", saved)
-    for load, path in ((load_sharded, "pieces"), (load_full, "one.pt")):
-        got = load(f"{folder}/{path}", fresh)
-        assert got["losses"] == [2.0, 1.0]
-        for i in range(2):
-            assert got["optimizers"][i] is fresh["optimizers"][i]
-            assert torch.equal(fresh["nets"][i].weight, saved["nets"][i].weight)
-            state = fresh["optimizers"][i].state[fresh["nets"][i].weight]
-            wanted = saved["optimizers"][i].state[saved["nets"][i].weight]
-            assert torch.equal(state["exp_avg"], wanted["exp_avg"])
-        assert [s.last_epoch for s in fresh["schedulers"]] == [0, 1]
-        assert fresh["optimizers"][1].param_groups[0]["lr"] == 0.05
-        fresh = two_of_each()
-        for wrong, name in (
-            ({**fresh, "optimizers": fresh["optimizers"][:1]}, "optimizers"),
-            ({"losses": [], "lr": 0.1}, "'lr'"),
-            ({"schedulers": {"first": fresh["schedulers"][0]}}, "schedulers"),
-        ):
-            with pytest.raises(CheckpointError, match=name):
-                load(f"{folder}/{path}", wrong)
-        loose = load(f"{folder}/{path}", {"losses": [], "lr": 0.1}, strict=False)
-        assert (loose["losses"], loose["lr"]) == ([2.0, 1.0], 0.1)
-
-
-def test_objects_in_lists_get_their_state_and_what_is_not_there_is_named(run_ranks, tmp_path):
-    run_ranks(2, objects_in_lists, folder=str(tmp_path))
-
-
 def every_rank_keeps_its_generator(folder: str) -> None:
     torch.manual_seed(dist.get_rank())
     save_sharded(folder, {"step": 1})
@@ -502,86 +456,6 @@ def gathered_one_at_a_time(folder: str) -> int:
 def test_one_whole_tensor_at_a_time(run_ranks, tmp_path):
     assert run_ranks(2, gathered_one_at_a_time, folder=str(tmp_path)) == [1, 0]
     assert len(safetensors.torch.load_file(tmp_path / "all.safetensors")) == 6
-
-
-def save_with_torch(folder: str) -> None:
-    mesh = mesh_of((dist.get_world_size(),))
-    torch.manual_seed(4)
-    net = nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 3)).double()
-    fully_shard(net, mesh=mesh)
-    rows = distribute_tensor(numbers(5, 4), mesh, [Shard(0)])
-    dcp.save({"model": net.state_dict(), "x": {"rows": rows}}, checkpoint_id=folder)
-
-
-def load_from_torch(folder: str) -> None:
-    torch.manual_seed(4)
-    wanted = nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 3)).double()
-    net = nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 3)).double()
-    rows = chunked(torch.zeros(5, 4, dtype=torch.float64), 1)
-    state = {"model": net, "x": {"rows": rows}}
-    with pytest.raises(CheckpointError, match="pass allow_pickle=True"):
-        load_dcp(folder, state)
-    assert load_dcp(folder, state, allow_pickle=True) is state
-    assert_equal(rows, numbers(5, 4), "rows")
-    for p, q in zip(net.parameters(), wanted.parameters(), strict=True):
-        assert torch.equal(p, q)
-    with pytest.raises(CheckpointError, match=r"ranks \[.*only in the state \['y'\]"):
-        load_dcp(folder, {"y": torch.zeros(1)}, allow_pickle=True)
-    with pytest.raises(CheckpointError, match="holds no checkpoint of torch"):
-        load_dcp(f"{folder}/no", state, allow_pickle=True)
-
-
-def test_checkpoints_of_torch_are_read(run_ranks, tmp_path):
-    run_ranks(2, save_with_torch, folder=str(tmp_path))
-    for ranks in (1, 3):
-        run_ranks(ranks, load_from_torch, folder=str(tmp_path))
-
-
-def a_training_step(mesh) -> tuple[nn.Module, torch.optim.Optimizer, object]:
-    torch.manual_seed(4)
-    net = nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 3)).double()
-    if mesh is not None:
-        fully_shard(net, mesh=mesh)
-    optimizer = torch.optim.AdamW(net.parameters(), lr=0.1)
-    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
-    net(numbers(2, 4)).square().sum().backward()
-    optimizer.step()
-    scheduler.step()
-    return net, optimizer, scheduler
-
-
-def save_training_with_torch(folder: str) -> None:
-    net, optimizer, scheduler = a_training_step(mesh_of((dist.get_world_size(),)))
-    state = {"net": net.state_dict(), "optimizer": optimizer.state_dict(), "step": 7}
-    state |= {"scheduler": scheduler.state_dict(), "seen": [torch.ones(2), "two"], "log": [1, 2]}
-    dcp.save(state, checkpoint_id=folder)
-
-
-def load_training_from_torch(folder: str) -> None:
-    net, optimizer, scheduler = a_training_step(None)
-    wanted = {id(p): dict(optimizer.state[p]) for p in net.parameters()}
-    for p in net.parameters():
-        optimizer.state[p] = {k: torch.zeros_like(v) for k, v in optimizer.state[p].items()}
-    optimizer.param_groups[0]["lr"] = scheduler.last_epoch = 9
-    state = {"net": net, "optimizer": optimizer, "scheduler": scheduler, "step": 0}
-    state |= {"seen": [torch.zeros(2), ""], "log": []}
-    assert load_dcp(folder, state, allow_pickle=True) is state
-    assert (state["step"], state["seen"][1], state["log"]) == (7, "two", [1, 2])
-    assert state["seen"][0].tolist() == [1, 1]
-    assert state["optimizer"] is optimizer
-    for p in net.parameters():
-        for name, value in wanted[id(p)].items():
-            assert torch.equal(optimizer.state[p][name], value), name
-    assert (optimizer.param_groups[0]["lr"], scheduler.last_epoch) == (0.05, 1)
-    for missing in ({"epoch": 0}, {"net": {"weight": torch.ones(1)}}, {"optimizer": {"lr": 1}}):
-        with pytest.raises(CheckpointError, match=r"only in the state \['(epoch|net|optimizer)"):
-            load_dcp(folder, missing, allow_pickle=True)
-
-
-def test_optimizers_and_numbers_in_checkpoints_of_torch_are_read(run_ranks, tmp_path):
-    run_ranks(2, save_training_with_torch, folder=str(tmp_path))
-    for ranks in (1, 2):
-        run_ranks(ranks, load_training_from_torch, folder=str(tmp_path))
 
 
 def naive_save(folder: str) -> None:

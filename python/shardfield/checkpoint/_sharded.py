@@ -39,7 +39,7 @@ INDEX = "shardfield.index.json"
 STRUCTURE = "shardfield.structure"  # the same in the metadata of one file
 VERSION = 1
 _FILE = re.compile(r"^[0-9a-f]{16}-r\d{5,}\.safetensors$")
-_RNG = "rng"
+_RNG = "shardfield.rng"  # no name that a state of a user's has
 
 Progress = bool | Callable[[int, int], None]
 
@@ -77,12 +77,12 @@ _running: SaveHandle | None = None
 _background: weakref.WeakKeyDictionary[Any, dist.ProcessGroup] = weakref.WeakKeyDictionary()
 
 
-def _with_rng(state: Mapping[str, Any]) -> dict[str, Any]:
-    """The state with this rank's generators."""
+def _with_rng(state: Any) -> Any:
+    """The state with this rank's generators, if it has room for another entry."""
+    if not isinstance(state, Mapping):
+        return state
     if _RNG in state:
-        raise CheckpointError(
-            f"save_sharded: the state has a '{_RNG}' of its own; rename it, or pass rng=False"
-        )
+        raise CheckpointError(f"save_sharded: the name '{_RNG}' is taken; rename that entry")
     states = {"cpu": torch.get_rng_state()}
     if torch.cuda.is_available():
         states["cuda"] = torch.cuda.get_rng_state()
@@ -126,7 +126,7 @@ def report(progress: Progress, rank: int, total: int) -> Callable[[int], None]:
 
 def save_sharded(
     path: str | os.PathLike[str],
-    state: Mapping[str, Any],
+    state: Any,
     *,
     rng: bool = True,
     group: Group = None,
@@ -142,7 +142,7 @@ def save_sharded(
         state: nested mappings, lists and tuples of tensors (plain: equal on all ranks, sharded,
             DTensor), numbers, strings, None, and objects with a state_dict: modules, optimizers,
             schedulers. The names and the values that are no tensors must be equal on all ranks.
-        rng: also save the random generators of every rank.
+        rng: also save the random generators of every rank, beside the entries of a mapping.
         group: the ranks that save together; None for all.
         async_op: copy the pieces to the host and return; a thread writes.
         progress: True for a bar on rank 0 (tqdm), or a function of bytes done and bytes to do.
@@ -398,7 +398,7 @@ def _as_checkpoint_error() -> Iterator[None]:
 
 def load_sharded(
     path: str | os.PathLike[str],
-    state: Mapping[str, Any] | None = None,
+    state: Any = None,
     *,
     rng: bool = True,
     strict: bool = True,
@@ -446,9 +446,7 @@ def load_sharded(
     return loaded[0] if state is None else _state.restore(state, loaded[0])
 
 
-def fill(
-    reader: Any, state: Mapping[str, Any] | None, strict: bool, rng: bool, ranks: Ranks
-) -> Any:
+def fill(reader: Any, state: Any, strict: bool, rng: bool, ranks: Ranks) -> Any:
     found: dict[str, torch.Tensor] = {}
     _state.templates({} if state is None else state, "", found)
     names = [n for n in reader.names if not n.startswith(f"{_RNG}/")]
@@ -465,7 +463,9 @@ def fill(
     value = _state.put_together(reader.structure, tensors)
     if state is not None and strict:
         _state.check_entries(state, value)
-    if rng and _RNG in value and f"{_RNG}/cpu" in tensors:
+    if isinstance(value, dict):
+        value.pop(_RNG, None)
+    if rng and f"{_RNG}/cpu" in tensors:
         torch.set_rng_state(tensors[f"{_RNG}/cpu"])
         if f"{_RNG}/cuda" in tensors and torch.cuda.is_available():
             torch.cuda.set_rng_state(tensors[f"{_RNG}/cuda"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -43,6 +44,9 @@ def piece_of(name: str, value: torch.Tensor) -> Piece:
     """
     value = value.detach()
     shape = tuple(value.shape)
+    if value.is_quantized or value.is_meta or value.layout != torch.strided:
+        kind = "meta" if value.is_meta else "quantized" if value.is_quantized else value.layout
+        raise CheckpointError(f"checkpoint: '{name}' is a {kind} tensor; save a dense one")
     if core.is_sharded(value):
         dims = [dim for dim, _, _ in core.cuts(value)]
         whole = all(sum(sizes) == shape[dim] for dim, _, sizes in core.cuts(value))
@@ -110,6 +114,11 @@ def take_apart(value: Any, path: str, tensors: dict[str, torch.Tensor]) -> Json:
         CheckpointError: a value that JSON cannot hold. Nothing is pickled.
     """
     if isinstance(value, torch.Tensor):
+        if path in tensors:
+            raise CheckpointError(
+                f"checkpoint: two entries are named '{path}'; rename one (a number and its text, 1 and "
+                "'1', are one name)"
+            )
         tensors[path] = value
         return {"tensor": path}
     if is_stateful(value):
@@ -122,19 +131,37 @@ def take_apart(value: Any, path: str, tensors: dict[str, torch.Tensor]) -> Json:
                 raise CheckpointError(
                     f"checkpoint: the key {key!r} of '{path}' is neither str nor int"
                 )
-            entries.append([key, take_apart(item, joined(path, key), tensors)])
+            entries.append([checked_text(key, path), take_apart(item, joined(path, key), tensors)])
         return {kind: entries}
     if isinstance(value, (list, tuple)):
         kind = "list" if isinstance(value, list) else "tuple"
         return {kind: [take_apart(item, joined(path, i), tensors) for i, item in enumerate(value)]}
     if isinstance(value, float) and not math.isfinite(value):
         return {"float": repr(value)}  # JSON has no word for it
+    if isinstance(value, int) and not -(2**63) <= value < 2**63:
+        return {"int": str(int(value))}  # readers of JSON make it a float
     if value is None or isinstance(value, (bool, int, float, str)):
-        return {"value": value}
+        return {"value": checked_text(value, path)}
     raise CheckpointError(
         f"checkpoint: '{path}' is a {type(value).__name__}; only tensors, numbers, strings, None, "
         "lists, tuples, mappings and objects with a state_dict can be saved (nothing is pickled)"
     )
+
+
+def checked_text(value: Any, path: str) -> Any:
+    """The value, unless it is a text that files cannot hold.
+
+    Raises:
+        CheckpointError: half of a surrogate pair, which is no character.
+    """
+    if isinstance(value, str):
+        try:
+            value.encode()
+        except UnicodeEncodeError as error:
+            raise CheckpointError(
+                f"checkpoint: {value!a} of '{path}' is no text: {error.reason}; write it otherwise"
+            ) from None
+    return value
 
 
 def check_same_values(structures: Sequence[Json]) -> None:
@@ -164,8 +191,8 @@ def put_together(structure: Json, tensors: Mapping[str, torch.Tensor]) -> Any:
             return tensors[content]
         if kind == "value":
             return content
-        if kind == "float":
-            return float(content)
+        if kind in ("float", "int"):
+            return float(content) if kind == "float" else whole_number(content)
         if kind in ("dict", "counter"):
             made = {key: put_together(item, tensors) for key, item in content}
             return Counter(made) if kind == "counter" else made
@@ -173,6 +200,17 @@ def put_together(structure: Json, tensors: Mapping[str, torch.Tensor]) -> Any:
             items = [put_together(item, tensors) for item in content]
             return items if kind == "list" else tuple(items)
     raise CheckpointError(f"checkpoint: malformed structure {str(structure)[:80]}")
+
+
+def whole_number(text: str) -> int:
+    """A number beyond 64 bits.
+
+    Raises:
+        CheckpointError: anything else; Python takes long for thousands of digits.
+    """
+    if not isinstance(text, str) or not re.fullmatch(r"-?[0-9]{1,4000}", text):
+        raise CheckpointError(f"checkpoint: expected a whole number, got {str(text)[:80]!r}")
+    return int(text)
 
 
 def templates(state: Any, path: str, found: dict[str, torch.Tensor]) -> None:
