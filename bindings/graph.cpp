@@ -282,6 +282,16 @@ std::vector<std::shared_ptr<graph::ExchangePlan>> plan_rows(const std::vector<In
   return out;
 }
 
+/// A plan from what `num_owned`, `num_rows`, `sends` and `receives` show.
+graph::ExchangePlan plan_of(int64_t num_owned, int64_t num_rows,
+                            const std::vector<std::tuple<int64_t, std::vector<int64_t>>>& sends,
+                            const std::vector<std::tuple<int64_t, int64_t, int64_t>>& receives) {
+  graph::ExchangePlan plan{num_owned, num_rows, {}, {}};
+  for (const auto& [part, rows] : sends) plan.sends.push_back({part, rows});
+  for (const auto& [part, begin, count] : receives) plan.receives.push_back({part, begin, count});
+  return plan;
+}
+
 graph::Library library_named(const std::string& name) {
   for (const auto library :
        {graph::Library::metis, graph::Library::kahip, graph::Library::scotch}) {
@@ -300,6 +310,7 @@ void show(Class& cls, const char* name, std::vector<T> graph::Piece::* member) {
 
 void bind_pieces(py::module_& m) {
   py::class_<graph::ExchangePlan, std::shared_ptr<graph::ExchangePlan>>(m, "ExchangePlan")
+      .def(py::init(&plan_of))
       .def_readonly("num_owned", &graph::ExchangePlan::num_owned)
       .def_readonly("num_rows", &graph::ExchangePlan::num_rows)
       .def_property_readonly("sends",

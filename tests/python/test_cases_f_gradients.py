@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import pickle
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -12,6 +14,8 @@ from rank_pool import mesh_of
 from shardfield.domain_parallel import ShardTensor, shard_tensor, sync_module_over_mesh
 from torch import nn
 from torch.distributed.tensor import Shard
+
+import shardfield.graph as graph
 
 
 def sum_over_ranks(mesh) -> None:
@@ -94,6 +98,65 @@ def forces(mesh) -> None:
 def test_F9_forces_do_not_depend_on_the_rank_count(run_mesh):
     for ranks in (1, 2, 4):
         run_mesh((ranks,), forces)
+
+
+def forces_by_plans(mesh, path: str) -> None:
+    """Each pair of cells pulls with half of both energies, by rows that a plan has brought.
+
+    The plan is in memory, pickled, or built from the files of the pieces.
+    """
+    line = graph.Mesh([[0.0], [1], [2], [3], [4]], [("line", [[0, 1], [1, 2], [2, 3], [3, 4]])])
+    piece = graph.partition(line, mesh.size(), "hilbert", ghost_layers=1)[mesh.get_rank()]
+    stored = graph.read_partition(path)[mesh.get_rank()]
+    plan = piece.cell_exchange
+    for reloaded in (pickle.loads(pickle.dumps(plan)), stored.cell_exchange):
+        assert reloaded.receives == plan.receives
+        for part, rows in plan.sends.items():
+            assert reloaded.sends[part].tolist() == rows.tolist()
+        for used in (plan, reloaded):
+            own = (piece.cells[: used.num_owned] + 1).astype(float)
+            x = ShardTensor.from_local(torch.from_numpy(own), mesh, [Shard(0)]).requires_grad_()
+            rows = used.fetch(x, mesh)
+            assert rows.tolist() == (piece.cells + 1).tolist()
+            copies = torch.tensor([[1, 2, 2, 1][c - 1] for c in (piece.cells + 1)])  # of its pairs
+            pairs = [
+                (i, j)
+                for i, a in enumerate(piece.cells)
+                for j, b in enumerate(piece.cells)
+                if b == a + 1 and min(piece.cell_owners[i], piece.cell_owners[j]) == piece.part
+            ]
+            each = rows.square() / copies
+            mine = sum((each[i] + each[j] for i, j in pairs), each.sum() * 0)
+            energy = ShardTensor.from_local(mine[None], mesh, [Shard(0)]).sum()
+            assert energy.item() == 30
+            assert full(-torch.autograd.grad(energy, x)[0]).tolist() == [-2, -4, -6, -8]
+
+
+def test_F9_forces_by_plans_that_were_stored(run_mesh, tmp_path):
+    line = graph.Mesh([[0.0], [1], [2], [3], [4]], [("line", [[0, 1], [1, 2], [2, 3], [3, 4]])])
+    for ranks in (1, 2, 4):
+        path = tmp_path / f"{ranks}.pvtu"
+        graph.write_mesh(path, graph.partition(line, ranks, "hilbert", ghost_layers=1))
+        run_mesh((ranks,), forces_by_plans, path=str(path))
+
+
+def forces_of_a_halo_graph(mesh) -> None:
+    """The same by edges in a ring, from a graph in memory and one that was pickled."""
+    labels = np.arange(4) * mesh.size() // 4
+    whole = graph.HaloGraph([[0, 1, 2, 3], [1, 2, 3, 0]], 4, labels)
+    for halo in (whole, pickle.loads(pickle.dumps(whole))):
+        assert halo.faults() == []
+        here = halo.on(mesh)
+        x = here.shard_nodes(arange(4, 1) + 1).requires_grad_()
+        energy = here.sources(x).square().sum()
+        assert energy.item() == 30
+        force = -torch.autograd.grad(energy, x)[0]
+        assert here.gather_nodes(force).flatten().tolist() == [-2, -4, -6, -8]
+
+
+def test_F9_forces_by_a_halo_graph_that_was_stored(run_mesh):
+    for ranks in (1, 2, 4):
+        run_mesh((ranks,), forces_of_a_halo_graph)
 
 
 def norm_over_both_kinds(mesh) -> None:

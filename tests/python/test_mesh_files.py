@@ -116,6 +116,30 @@ def test_empty_pieces_leave_no_file(tmp_path):
     assert (np.asarray(whole.cell_data["vtkGhostType"]) == 0).sum() == 3
 
 
+def test_plans_from_files_name_parts_where_some_are_empty(tmp_path):
+    labels = np.array([0, 0, 0, 3, 3, 3, 5, 5])
+    result = graph.cut_by_labels(box(8, 1, 1), labels, 7, ghost_layers=1)
+    graph.write_mesh(tmp_path / "out.pvtu", result)
+    back = graph.read_partition(tmp_path / "out.pvtu")
+    assert [p.part for p in back] == [0, 3, 5]
+    for piece in back:
+        for got, want in (
+            (piece.cell_exchange, result[piece.part].cell_exchange),
+            (piece.point_exchange, result[piece.part].point_exchange),
+        ):
+            assert got.receives == want.receives
+            assert {p: r.tolist() for p, r in got.sends.items()} == {
+                p: r.tolist() for p, r in want.sends.items()
+            }
+
+
+def test_two_files_of_one_part_are_refused(tmp_path):
+    graph.write_mesh(tmp_path / "out.pvtu", graph.partition(box(2, 2, 2), 2, ghost_layers=1))
+    (tmp_path / "out_1.vtu").write_bytes((tmp_path / "out_0.vtu").read_bytes())
+    with pytest.raises(ValueError, match=r"out_0\.vtu and out_1\.vtu both hold part 0"):
+        graph.read_partition(tmp_path / "out.pvtu")
+
+
 def test_pieces_are_those_that_the_index_names(tmp_path):
     """Not files of an earlier partition into more, nor of another whose name begins alike."""
     mesh = box(4, 4, 3)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import pickle
 import subprocess
 import sys
 
@@ -287,6 +288,24 @@ def test_the_plan_brings_every_ghost_its_owners_value():
         np.testing.assert_array_equal(got, piece.cells)
     owned = np.concatenate([p.cells[: p.num_owned_cells] for p in result])
     np.testing.assert_array_equal(np.sort(owned), np.arange(210))
+
+
+def test_meshes_pieces_and_partitions_are_pickled():
+    mesh = mixed_surface()
+    mesh.cell_data["number"] = [np.arange(16), np.arange(16, 48)]
+    result = graph.partition(mesh, 3, "rcb", ghost_layers=1)
+    again = pickle.loads(pickle.dumps(result))
+    assert again.mesh.num_cells == result.mesh.num_cells == 48
+    np.testing.assert_array_equal(again.mesh.centroids(), result.mesh.centroids())
+    for a, b in zip(again, result, strict=True):
+        for got, want in zip(a.connectivity(), b.connectivity(), strict=True):
+            np.testing.assert_array_equal(got, want)
+        np.testing.assert_array_equal(a.cell_data()["number"], b.cells)
+        assert a.point_exchange.receives == b.point_exchange.receives
+        assert isinstance(a.mesh, meshio.Mesh)
+    values = [np.where(p.cell_layers == 0, p.cells, -1) for p in again]
+    for piece, got in zip(again, exchanged(again.pieces, values), strict=True):
+        np.testing.assert_array_equal(got, piece.cells)
 
 
 def test_cut_by_labels_takes_a_partition_from_elsewhere():

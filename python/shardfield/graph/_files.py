@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import itertools
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -137,7 +138,7 @@ def read_partition(path: str | Path) -> list[FilePiece]:
     Raises:
         FileNotFoundError: where the index or a piece that it names is not there.
         ValueError: for pieces without "owner" and "global_id" arrays on their cells and points,
-            or with ghosts whose owner is not among the files.
+            two pieces of one part, or ghosts whose owner is not among the files.
     """
     path = Path(path)
     _require("pyvista", path)
@@ -153,6 +154,12 @@ def read_partition(path: str | Path) -> list[FilePiece]:
             )
     pieces = [FilePiece(name, pyvista.read(name)) for name in names]
     pieces.sort(key=lambda piece: piece.part)
+    for one, other in itertools.pairwise(pieces):
+        if one.part == other.part:
+            raise ValueError(
+                f"read_partition: {one.name} and {other.name} both hold part {one.part}; expected "
+                "one file per part"
+            )
     for what in ("cell", "point"):
         _plan(pieces, what)
     return pieces
@@ -165,6 +172,7 @@ class FilePiece:
 
     def __init__(self, path: Path, grid: Any) -> None:
         self.grid = grid
+        self.name = path.name
         for what, fields in (("cell", grid.cell_data), ("point", grid.point_data)):
             for name in ("owner", "global_id", "vtkGhostType"):
                 if name not in fields:
@@ -194,20 +202,24 @@ def _plan(pieces: list[FilePiece], what: str) -> None:
     """Sets the exchange plans for "cell" or "point" rows of all pieces."""
     rows = [getattr(piece, f"{what}s") for piece in pieces]
     owners = [getattr(piece, f"{what}_owners") for piece in pieces]
-    place = {piece.part: i for i, piece in enumerate(pieces)}
-    missing = sorted(set(np.unique(np.concatenate(owners)).tolist()) - set(place))
+    # Counted anew: a file's numbers may be of any size.
+    known = np.unique(np.concatenate(rows))
+    owner_of: NDArray[np.int32] = np.zeros(len(known), np.int32)
+    parts = {
+        piece.part: np.searchsorted(known, row) for piece, row in zip(pieces, rows, strict=True)
+    }
+    for row, owner in zip(parts.values(), owners, strict=True):
+        owner_of[row] = owner
+    missing = sorted(set(owner_of.tolist()) - set(parts))
     if missing:
         raise ValueError(
             f"read_partition: ghost {what}s are owned by parts {missing}, which have no file"
         )
-    # Counted anew: a file's numbers may be of any size.
-    known = np.unique(np.concatenate(rows))
-    owner_of: NDArray[np.int32] = np.zeros(len(known), np.int32)
-    rows = [np.searchsorted(known, row) for row in rows]
-    for row, owner in zip(rows, owners, strict=True):
-        owner_of[row] = [place[o] for o in owner.tolist()]
-    for piece, plan in zip(pieces, core.graph_plan_exchanges(rows, owner_of), strict=True):
-        setattr(piece, f"{what}_exchange", ExchangePlan(plan))
+    nothing: NDArray[np.int64] = np.zeros(0, np.int64)
+    held = [parts.get(part, nothing) for part in range(pieces[-1].part + 1)]
+    plans = core.graph_plan_exchanges(held, owner_of)
+    for piece in pieces:
+        setattr(piece, f"{what}_exchange", ExchangePlan(plans[piece.part]))
 
 
 def _pieces_of(index: Path, op: str) -> list[Path]:
@@ -217,7 +229,7 @@ def _pieces_of(index: Path, op: str) -> list[Path]:
     except ElementTree.ParseError as error:
         raise ValueError(f"{op}: {str(index)!r} is no .pvtu file: {error}") from error
     names = [piece.get("Source") for piece in root.iter("Piece")]
-    if root.get("type") != "PUnstructuredGrid" or None in names:
+    if root.get("type") != "PUnstructuredGrid" or not names or None in names:
         raise ValueError(f"{op}: {str(index)!r} is no .pvtu file; expected an index of pieces")
     return [index.parent / str(name) for name in names]
 

@@ -125,7 +125,15 @@ class HaloGraph:
             self.num_edges[edge_type] = edges.shape[1]
             place = (self.kinds.index(source), self.kinds.index(target))
             relations.append((*place, edges[0].copy(), edges[1].copy()))
-        self._core = core.graph_cut_graph(owners, relations, self.num_parts, hops)
+        self._whole = owners, relations
+        self._core = core.graph_cut_graph(*self._whole, self.num_parts, hops)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_core"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._core = core.graph_cut_graph(*self._whole, self.num_parts, self.hops)
 
     def _labels_of(self, kind: str, labels: Mapping[str, ArrayLike]) -> NDArray[np.int32]:
         given = labels[kind]

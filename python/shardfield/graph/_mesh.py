@@ -206,6 +206,13 @@ class Mesh:
         """As a `pyvista.UnstructuredGrid`."""
         return grid_of(self.points, *self.flat_cells(), self.kinds, self.point_data, self.cell_data)
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_core"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._core = core.GraphMesh(self.points, [_raw(b) for b in self.blocks])
+
     def __repr__(self) -> str:
         kinds = ", ".join(dict.fromkeys(b.kind for b in self.blocks))
         return f"Mesh({self.num_points} points, {self.num_cells} cells: {kinds})"

@@ -11,9 +11,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
+from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from shardfield._core import core
+from shardfield._mesh import core_mesh
 from shardfield.graph._libraries import find_libraries
 from shardfield.graph._mesh import CellBlock, Mesh, as_mesh, grid_of
 from shardfield.graph._ranges import label_range
@@ -79,9 +81,42 @@ class ExchangePlan:
         self.sends: dict[int, NDArray[np.int64]] = dict(plan.sends)
         self.receives = {part: slice(begin, begin + n) for part, begin, n in plan.receives}
 
+    def fetch(self, own: Tensor, mesh: DeviceMesh) -> Tensor:
+        """Own rows and behind them the ghosts', from their owners. Collective over `mesh`, one
+        message per pair of touching parts. Differentiable to any order: the backward adds each
+        copy's gradient at its owner.
+
+        Args:
+            own: this rank's rows (num_owned, ...), plain or a sharded tensor's piece.
+            mesh: one axis, the rank of each part at the part's number.
+
+        Returns:
+            Per-rank tensor, (num_rows, ...).
+        """
+        piece = own.to_local() if hasattr(own, "to_local") else own
+        if piece.dim() == 0 or piece.size(0) != self.num_owned:
+            raise ValueError(
+                f"ExchangePlan.fetch: expected {self.num_owned} rows in front, got shape "
+                f"{tuple(piece.shape)} on rank {mesh.get_rank()}"
+            )
+        return core.graph_listed_rows(core_mesh(mesh), 0, self._core, str(piece.device)).fetch(
+            piece
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        receives = [
+            (part, rows.start, rows.stop - rows.start) for part, rows in self.receives.items()
+        ]
+        return _plan_of, (self.num_owned, self.num_rows, list(self.sends.items()), receives)
+
     def __repr__(self) -> str:
         out = {part: len(rows) for part, rows in self.sends.items()}
         return f"ExchangePlan({self.num_owned} own of {self.num_rows} rows, sends {out})"
+
+
+def _plan_of(*fields: Any) -> ExchangePlan:
+    """A plan from its pickled form."""
+    return ExchangePlan(core.ExchangePlan(*fields))
 
 
 class Piece:
@@ -101,7 +136,7 @@ class Piece:
     """
 
     def __init__(self, piece: Any, mesh: Mesh) -> None:
-        self._core = piece
+        self._cells = piece.kinds, piece.offsets, piece.nodes
         self._whole = mesh
         self.part: int = piece.part
         self.cells: NDArray[np.int64] = piece.cells
@@ -124,7 +159,7 @@ class Piece:
 
     def connectivity(self) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64]]:
         """Kinds (VTK's numbers), offsets and local point numbers of the piece's cells."""
-        return self._core.kinds, self._core.offsets, self._core.nodes
+        return self._cells
 
     def point_data(self) -> dict[str, NDArray[Any]]:
         """The mesh's point fields on this piece, with "owner", "global_id" and "vtkGhostType"."""
