@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy
 import torch
 import torch.distributed as dist
 from mpi4py import MPI
@@ -40,6 +41,14 @@ def agreed() -> None:
     assert align_communicators(WORLD).rank == RANK
     assert align_communicators((RANK, SIZE)).rank == RANK
     assert align_communicators(RANK, SIZE, name="other").rank == RANK
+    assert align_communicators(numpy.int64(RANK), numpy.int32(SIZE)).rank == RANK
+
+
+def no_solvers_communicator() -> None:
+    assert "MPI_COMM_NULL" in error_of(lambda: align_communicators(MPI.COMM_NULL))
+    half = WORLD.Split(RANK % 2, RANK)
+    between = half.Create_intercomm(0, WORLD, 1 - RANK % 2, 7)
+    assert "inter-communicator" in error_of(lambda: align_communicators(between))
 
 
 def permuted() -> None:
@@ -121,6 +130,7 @@ def main(folder: str, case: str) -> None:
         assert f"solver rank 0 is torch rank {SIZE - 1}" in text, text
     else:
         parts = [starts_torch, agreed, permuted, other_sizes, crossed_wires, one_rank_is_missing]
+        parts.append(no_solvers_communicator)
         if SIZE == 4:
             parts.append(two_solvers)
         for part in parts:

@@ -52,6 +52,9 @@ def test_what_is_no_communicator_is_named(monkeypatch):
     monkeypatch.delenv("MASTER_ADDR", raising=False)
     with pytest.raises(TypeError, match="pass the solver's rank and size"):
         align_communicators("MPI_COMM_WORLD")
+    for no_numbers in (("0", "2"), (0.0, 2.0), (None, 2), (0, 1, 2)):
+        with pytest.raises(TypeError, match="pass the solver's rank and size"):
+            align_communicators(no_numbers)
     with pytest.raises(RuntimeError, match=r"expected a rank in \[0, 2\), got 2"):
         align_communicators((2, 2))
     with pytest.raises(RuntimeError, match="export MASTER_ADDR and MASTER_PORT"):

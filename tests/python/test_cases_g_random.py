@@ -126,13 +126,34 @@ ROWS = {
 }
 
 
+# Rows with tests beside what they are about: ranks, groups, launchers, transforms, checkpoints.
+ELSEWHERE = {
+    "i": ["I1", "I3", "I5", "I7", "I9", "I11"],
+    "j": ["J7", "J9", "J13"],
+    "k": ["K1", "K3", "K5", "K7"],
+    "n": ["N1", "N3", "N5", "N7"],
+    "p": [f"P{i}" for i in range(1, 13)],
+}
+
+
+def names_of_tests(pattern: str) -> list[str]:
+    return [
+        node.name.lower()
+        for path in Path(__file__).parent.glob(pattern)
+        for node in ast.parse(path.read_text()).body
+        if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")
+    ]
+
+
 @pytest.mark.parametrize("kind", ROWS)
 def test_G5_every_parity_test_is_there(kind):
-    names = [
-        node.name
-        for path in Path(__file__).parent.glob(f"test_cases_{kind}_*.py")
-        for node in ast.parse(path.read_text()).body
-        if isinstance(node, ast.FunctionDef)
-    ]
+    names = names_of_tests(f"test_cases_{kind}_*.py")
     for row in ROWS[kind]:
-        assert any(name.startswith(f"test_{row}_") for name in names), f"{row} has no test"
+        assert any(name.startswith(f"test_{row.lower()}_") for name in names), f"{row} has no test"
+
+
+@pytest.mark.parametrize("kind", ELSEWHERE)
+def test_G5_every_test_of_the_runtime_is_there(kind):
+    names = names_of_tests("test_*.py")
+    for row in ELSEWHERE[kind]:
+        assert any(f"_{row.lower()}_" in name for name in names), f"{row} has no test"

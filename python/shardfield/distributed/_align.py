@@ -7,8 +7,10 @@ import random
 import socket
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from operator import index
 from typing import Any
 
 import numpy as np
@@ -114,14 +116,27 @@ def align_communicators(
 
 
 def _is_mpi(comm: Any) -> bool:
-    return all(hasattr(comm, name) for name in ("Get_rank", "Get_size", "Iallgather", "Isend"))
+    """True for a communicator of one group of ranks; a null or an inter-communicator is refused."""
+    if not all(hasattr(comm, name) for name in ("Get_rank", "Get_size", "Iallgather", "Isend")):
+        return False
+    if not comm:
+        raise RuntimeError(
+            f"{_OP}: expected the solver's communicator, got MPI_COMM_NULL; call it on the solver's "
+            "ranks only"
+        )
+    if comm.Is_inter():
+        raise RuntimeError(
+            f"{_OP}: expected one group of ranks, got an inter-communicator; pass comm.Merge(), or "
+            "each side's own"
+        )
+    return True
 
 
-def _pair(comm: Any, size: int | None) -> tuple[int, int]:
-    if isinstance(comm, int) and size is not None:
-        return comm, size
-    if isinstance(comm, (tuple, list)) and len(comm) == 2:
-        return int(comm[0]), int(comm[1])
+def _pair(comm: Any, size: Any) -> tuple[int, int]:
+    pair = (comm, size) if size is not None else comm
+    if isinstance(pair, (tuple, list)) and len(pair) == 2:
+        with suppress(TypeError):
+            return index(pair[0]), index(pair[1])
     raise TypeError(
         f"{_OP}: expected an MPI communicator of mpi4py or (rank, size), got {type(comm).__name__}; "
         "without mpi4py (pip install mpi4py) pass the solver's rank and size"
