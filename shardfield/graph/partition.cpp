@@ -69,11 +69,29 @@ void check_options(int64_t num_rows, int64_t num_parts, const PartitionOptions& 
   }
 }
 
+/// The weights times a power of two that brings the largest to 1 .. 2: exact, and tolerances for
+/// rounding mean the same in any unit.
+std::vector<double> without_unit(std::span<const double> weights) {
+  std::vector<double> scaled(weights.begin(), weights.end());
+  if (scaled.empty()) return scaled;
+  const int exponent = std::ilogb(*std::max_element(scaled.begin(), scaled.end()));
+  for (double& weight : scaled) weight = std::scalbn(weight, -exponent);
+  return scaled;
+}
+
 /// One partitioning job: what is cut, and the pieces of knowledge that several methods share.
 class Job {
  public:
   Job(int64_t num_rows, int64_t num_parts, const PartitionOptions& options)
-      : num_rows_(num_rows), num_parts_(num_parts), options_(options) {}
+      : num_rows_(num_rows),
+        num_parts_(num_parts),
+        given_weights_(options.weights),
+        weights_(without_unit(options.weights)),
+        options_(options) {
+    options_.weights = weights_;
+  }
+  Job(const Job&) = delete;
+  Job& operator=(const Job&) = delete;
   virtual ~Job() = default;
 
   Labels run() {
@@ -93,6 +111,7 @@ class Job {
     if (options_.progress) options_.progress(what);
   }
   [[nodiscard]] const PartitionOptions& options() const { return options_; }
+  [[nodiscard]] std::span<const double> given_weights() const { return given_weights_; }
   [[nodiscard]] int64_t num_parts() const { return num_parts_; }
 
  private:
@@ -227,7 +246,9 @@ class Job {
 
   int64_t num_rows_;
   int64_t num_parts_;
-  const PartitionOptions& options_;
+  std::span<const double> given_weights_;
+  std::vector<double> weights_;
+  PartitionOptions options_;  ///< With `weights_` for weights.
 };
 
 /// The rule by which a model's halo is counted; labels without ghosts are judged by one layer.
@@ -260,7 +281,7 @@ class MeshJob final : public Job {
     result.pieces =
         cut_into_pieces(mesh_, parts, num_parts(), options().ghosts, options().num_threads);
     tell("quality");
-    result.quality = measure(dual(), halos(parts), parts, num_parts(), options().weights);
+    result.quality = measure(dual(), halos(parts), parts, num_parts(), given_weights());
     return result;
   }
 

@@ -256,6 +256,17 @@ def test_weights_by_name_and_as_a_tensor():
     )
 
 
+@pytest.mark.parametrize("method", ["auto", "hilbert", "rcb", "metis", "kahip"])
+def test_the_unit_of_weights_does_not_matter(method):
+    """Cell volumes in cubic metres of a mesh of microns, say."""
+    mesh, weights = box(5, 4, 3), np.random.default_rng(0).random(60)
+    want = graph.partition(mesh, 7, method, weights=weights)
+    for unit in (2.0**-60, 2.0**-900, 2.0**900):
+        got = graph.partition(mesh, 7, method, weights=weights * unit)
+        np.testing.assert_array_equal(got.labels, want.labels)
+        np.testing.assert_allclose(got.quality.loads, want.quality.loads * unit)
+
+
 def test_contact_by_facet_and_radius():
     mesh = box(6, 6, 1)
     by_point = graph.partition(mesh, 4, "rcb", ghost_layers=1)
