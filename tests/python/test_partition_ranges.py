@@ -60,6 +60,22 @@ def errors_here(mesh, own, **arguments):
     return texts
 
 
+def parts_here(mesh):
+    """Rank 1 asks for half a part more."""
+    own = range_of(MESHES["surface"], 0, 4)
+    try:
+        graph.partition_labels(own, 2.5 if mesh.get_rank() else 2, "hilbert", over=mesh)
+    except (TypeError, ValueError) as error:
+        return str(error)
+    return ""
+
+
+def test_parts_that_are_no_whole_number_on_one_rank(run_mesh):
+    answers = run_mesh((2,), parts_here)
+    assert "ranks [1] cannot use" in answers[0]
+    assert "expected a whole number for num_parts, got 2.5" in answers[1]
+
+
 def test_a_fault_on_one_rank_is_an_error_on_all(run_mesh):
     answers = run_mesh((2,), errors_here, own="not a mesh", method="hilbert")
     assert "expected a shardfield.graph.Mesh" in answers[0][0]

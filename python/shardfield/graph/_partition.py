@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import operator
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -18,7 +17,7 @@ from shardfield._core import core
 from shardfield._mesh import core_mesh
 from shardfield.graph._libraries import find_libraries
 from shardfield.graph._mesh import CellBlock, Mesh, as_mesh, grid_of
-from shardfield.graph._ranges import label_range
+from shardfield.graph._ranges import label_range, whole_number
 
 Progress = Callable[[str], None]
 
@@ -278,14 +277,6 @@ class Partition:
         )
 
 
-def _whole_number(name: str, value: Any) -> int:
-    """A count as Python's int. Raises TypeError for anything that is no whole number."""
-    try:
-        return operator.index(value)
-    except TypeError:
-        raise TypeError(f"partition: expected a whole number for {name}, got {value!r}") from None
-
-
 def _weights(mesh: Mesh, weights: Any) -> NDArray[np.float64]:
     if weights is None:
         return np.zeros(0)
@@ -364,11 +355,11 @@ def partition_labels(
     whole = as_mesh(mesh)
     labels, _, _ = core.graph_label_cells(
         whole._core,
-        _whole_number("num_parts", num_parts),
+        whole_number("num_parts", num_parts),
         method,
         _weights(whole, weights),
         tolerance,
-        _whole_number("ghost_layers", ghost_layers),
+        whole_number("ghost_layers", ghost_layers),
         num_threads,
         seed,
         progress,
@@ -424,12 +415,12 @@ def partition(
     whole = as_mesh(mesh)
     story, pieces, quality = core.graph_cut_mesh(
         whole._core,
-        _whole_number("num_parts", num_parts),
+        whole_number("num_parts", num_parts),
         method,
         _weights(whole, weights),
         tolerance,
         contact,
-        _whole_number("ghost_layers", ghost_layers),
+        whole_number("ghost_layers", ghost_layers),
         radius,
         num_threads,
         seed,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,14 @@ from shardfield._mesh import core_mesh
 from shardfield.graph._mesh import as_mesh
 
 
+def whole_number(name: str, value: Any) -> int:
+    """A count as Python's int. Raises TypeError for anything that is no whole number."""
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise TypeError(f"partition: expected a whole number for {name}, got {value!r}") from None
+
+
 def label_range(
     mesh: Any, num_parts: int, method: str, over: DeviceMesh, num_threads: int
 ) -> NDArray[np.int32]:
@@ -21,15 +30,17 @@ def label_range(
     ranks = core_mesh(over)
     device = "cpu" if over.device_type == "cpu" else str(torch.get_default_device())
     centers, own_error = np.zeros((0, 3)), None
+    parts = 0
     try:
-        if num_parts < 1 or num_parts >= 2**31:
+        parts = whole_number("num_parts", num_parts)
+        if parts < 1 or parts >= 2**31:
             raise ValueError(f"partition_labels: expected at least 1 part, got {num_parts}")
         if mesh is not None:
             centers = as_mesh(mesh).centroids()
     except (TypeError, ValueError) as error:
         own_error = error
     # All ranks learn of a fault before the first of them waits for data.
-    state = [0 if own_error is None else 1, len(centers), num_parts, method == "morton"]
+    state = [0 if own_error is None else 1, len(centers), parts, method == "morton"]
     table = core.all_gather_ints([int(n) for n in state], ranks, torch.device(device))
     if own_error is not None:
         raise own_error
@@ -47,4 +58,4 @@ def label_range(
         )
     if not any(row[1] for row in table):
         raise ValueError("partition_labels: no rank has any cells; expected at least one")
-    return core.graph_label_range(centers, method, num_parts, ranks, device, num_threads)
+    return core.graph_label_range(centers, method, parts, ranks, device, num_threads)
