@@ -96,6 +96,11 @@ c10::intrusive_ptr<c10d::Store> make_store(const LaunchEnvironment& launch,
                                                 std::move(made));
 }
 
+void check_new(const auto& groups, const std::string& name) {
+  SHARDFIELD_CHECK(!groups.contains(name), kOp, "the group '", name,
+                   "' exists already; choose another name");
+}
+
 }  // namespace
 
 DistributedManager::DistributedManager(LaunchEnvironment launch, ManagerOptions options)
@@ -161,8 +166,7 @@ DistributedManager::Backend DistributedManager::make_backend(const std::string& 
 
 void DistributedManager::add(const std::string& name, const spec::Partition& groups,
                              const spec::Partition& within) {
-  SHARDFIELD_CHECK(!groups_.contains(name), kOp, "the group '", name,
-                   "' exists already; choose another name");
+  check_new(groups_, name);
   Entry made;
   made.all = groups;
   made.within = within;
@@ -210,9 +214,10 @@ void DistributedManager::create_orthogonal_process_group(const std::string& orth
 }
 
 void DistributedManager::create_groups(std::vector<spec::GroupNode> tree, bool first_is_innermost) {
-  for (const auto& [name, groups, within] :
-       spec::plan_groups(std::move(tree), world_size(), first_is_innermost))
-    add(name, groups, within);
+  const auto plan = spec::plan_groups(std::move(tree), world_size(), first_is_innermost);
+  // Before the first one is made: what was made on the way could not be made again.
+  for (const auto& [name, groups, within] : plan) check_new(groups_, name);
+  for (const auto& [name, groups, within] : plan) add(name, groups, within);
 }
 
 const spec::Mesh* DistributedManager::initialize_mesh(std::vector<int64_t> shape,

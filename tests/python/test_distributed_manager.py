@@ -170,6 +170,19 @@ def tree_of_groups() -> None:
     wrong.add_node(ProcessGroupNode("three", size=3), parent="world")
     with pytest.raises(RuntimeError, match="three=3"):
         DistributedManager.create_groups_from_config(wrong)
+    for size in (0, -1, 2.0, "2"):
+        wrong.get_node("three").size = size
+        with pytest.raises(ValueError, match=r"size of 1 or more for 'three'.*got"):
+            DistributedManager.create_groups_from_config(wrong)
+    half = ProcessGroupConfig(ProcessGroupNode("world"))
+    half.add_node(ProcessGroupNode("fresh", 2), parent="world")
+    half.add_node(ProcessGroupNode("data"), parent="world")
+    with pytest.raises(ValueError, match="'data' exists already"):
+        DistributedManager.create_groups_from_config(half)
+    with pytest.raises(ValueError, match="'data' exists already"):
+        DistributedManager().initialize_mesh((2, 2), ("fresh", "data"))
+    assert "fresh" not in DistributedManager().group_names  # nothing was made half
+    assert DistributedManager().global_mesh is None
     name = DistributedManager.create_group_from_node(ProcessGroupNode("pair", 2))
     assert members(name) == [rank % 2, rank % 2 + 2]
     DistributedManager.cleanup(barrier=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from numbers import Integral
 
 from shardfield._core import core
 
@@ -117,6 +118,12 @@ class ProcessGroupConfig:
         return core.plan_groups(self._given(), world_size, first_is_innermost)
 
     def _given(self) -> list[tuple[str, int, int]]:
+        for node in self._nodes:
+            if node.size is not None and not (isinstance(node.size, Integral) and node.size > 0):
+                raise ValueError(
+                    f"ProcessGroupConfig: expected a size of 1 or more for '{node.name}', or None to "
+                    f"have it inferred, got {node.size!r}"
+                )
         return [
             (n.name, 0 if n.name in self._derived else (n.size or 0), parent)
             for n, parent in zip(self._nodes, self._parents, strict=True)

@@ -430,11 +430,16 @@ class DistributedManager:
             )
         return entry
 
+    def _check_new(self, names: Sequence[str]) -> None:
+        """Raises before the first group is made: what was made half could not be made again."""
+        for name in names:
+            if name in self._own.groups:
+                raise ValueError(
+                    f"DistributedManager: the group '{name}' exists already; choose another name"
+                )
+
     def _add(self, name: str, groups: Partition, within: Partition, verbose: bool = False) -> None:
-        if name in self._own.groups:
-            raise ValueError(
-                f"DistributedManager: the group '{name}' exists already; choose another name"
-            )
+        self._check_new([name])
         mine = None
         for ranks in groups:  # every rank makes every group, in one order: torch asks for it
             made = dist.new_group(ranks)
@@ -495,6 +500,7 @@ class DistributedManager:
         if node.size is None:
             raise ValueError(f"DistributedManager: '{node.name}' has no size; set it first")
         orthogonal = f"__orthogonal_to_{node.name}"
+        DistributedManager()._check_new([node.name, orthogonal])
         DistributedManager.create_process_subgroup(node.name, node.size, parent, verbose)
         DistributedManager.create_orthogonal_process_group(orthogonal, node.name, verbose)
         return orthogonal
@@ -519,7 +525,9 @@ class DistributedManager:
         if innermost not in ("first", "last"):
             raise ValueError(f"innermost: expected 'first' or 'last', got '{innermost}'")
         dm = DistributedManager()
-        for name, groups, within in config.plan(dm.world_size, innermost == "first"):
+        plan = config.plan(dm.world_size, innermost == "first")
+        dm._check_new([name for name, _, _ in plan])
+        for name, groups, within in plan:
             dm._add(name, groups, within, verbose)
 
     # ----------------------------------------------------------------------------------- meshes
@@ -583,7 +591,9 @@ class DistributedManager:
                 f"initialize_mesh: expected one different name per axis, got {names} for {shape}"
             )
         if name in self._own.meshes:
-            raise RuntimeError(f"initialize_mesh: the mesh '{name}' exists already")
+            raise RuntimeError(
+                f"initialize_mesh: the mesh '{name}' exists already; pass another name= for a second"
+            )
         others = -prod(shape)
         if shape.count(-1) == 1 and others > 0 and self.world_size % others == 0:
             shape[shape.index(-1)] = self.world_size // others
@@ -592,6 +602,8 @@ class DistributedManager:
                 f"initialize_mesh: expected a shape of {self.world_size} ranks (one axis may be -1), "
                 f"got {list(mesh_shape)}"
             )
+        if name == GLOBAL_MESH:
+            self._check_new(names)
         made = init_device_mesh(self.device.type, tuple(shape), mesh_dim_names=tuple(names))
         self._own.meshes[name] = made
         if name == GLOBAL_MESH:
@@ -601,10 +613,6 @@ class DistributedManager:
     def _register_axes(self, mesh: DeviceMesh) -> None:
         world = self._own.groups[WORLD].all
         for axis, name in enumerate(mesh.mesh_dim_names or ()):
-            if name in self._own.groups:
-                raise ValueError(
-                    f"initialize_mesh: the group '{name}' exists already; name the axis otherwise"
-                )
             along = mesh.mesh.movedim(axis, -1).reshape(-1, mesh.size(axis)).tolist()
             self._own.groups[name] = _Entry(mesh.get_group(axis), along, world)
 

@@ -51,6 +51,8 @@ TEST(DistributedManager, GroupsOfATreeAndTheirOrthogonalOnes) {
     manager.create_orthogonal_process_group("across", "pair");
     EXPECT_EQ(manager.ranks("across"), manager.ranks("data"));
     EXPECT_THROW(manager.create_process_subgroup("pair", 2), c10::Error);
+    EXPECT_THROW(manager.create_groups({{"world"}, {"fresh", 2, 0}, {"pair", 2, 0}}), c10::Error);
+    EXPECT_THROW(manager.group("fresh"), c10::Error) << "made half";
     try {
       manager.group("nobody");
       ADD_FAILURE() << "no error";
