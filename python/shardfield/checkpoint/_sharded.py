@@ -300,7 +300,8 @@ class _Save:
         }
         replace_file(self.folder / INDEX, index_bytes(body))
         for old in self.folder.iterdir():
-            if _FILE.match(old.name) and not old.name.startswith(self.token):
+            left = _FILE.match(old.name) and not old.name.startswith(self.token)
+            if left or old.name.startswith(f"{INDEX}.tmp-"):  # of a save before, or a killed one
                 old.unlink(missing_ok=True)
 
 
