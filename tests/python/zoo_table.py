@@ -34,8 +34,8 @@ Published models, unchanged from PyPI, at reduced widths. Made by `python tests/
 
 The input is sharded along each spatial dim in turn on 1, 2, 3 and 4 ranks, and along two on a 2 x 2 mesh. Output, input
 gradient, every weight gradient and every buffer are compared with one device in float64, training mode, dropout off, and must
-agree to 1e-8. Gathers are the report's fallbacks over forward and backward, the worst placement counts. Attention brings keys
-and values whole to the ranks that cut the tokens, once per layer: a transfer, see [attention](operators/attention.md), not a
+agree to 1e-8. Gathers are the report's fallbacks over forward and backward, the worst placement counts. Attention sends
+keys and values once to the ranks that cut the tokens, per layer: a transfer, see [attention](operators/attention.md), not a
 fallback. `tests/python/test_models.py` runs a part of this in every test run.
 
 A model that draws noise (monai's AutoencoderKL) is compared with one rank of Shardfield: sharded tensors have their own
