@@ -7,6 +7,7 @@
 #include <ATen/ATen.h>
 
 #include "shardfield/base/error.h"
+#include "shardfield/comm/carried_dtype.h"
 #include "shardfield/comm/check_level.h"
 #include "shardfield/comm/failure.h"
 #include "shardfield/comm/gradient_law.h"
@@ -84,6 +85,12 @@ void all_reduce_buffer(at::Tensor& buffer, const spec::Mesh& mesh, const std::ve
   for (int a : axes) all_reduce_group(buffer, mesh, groups.axis[a], reduction);
 }
 
+/// Flags in bytes: a sum over 256 ranks would be 0.
+Reduction reduction_of_flags(Reduction reduction) {
+  if (reduction == Reduction::kSum) return Reduction::kMax;
+  return reduction == Reduction::kProduct ? Reduction::kMin : reduction;
+}
+
 }  // namespace
 
 at::Tensor all_reduce(const at::Tensor& value, const spec::Mesh& mesh, const std::vector<int>& axes,
@@ -92,10 +99,10 @@ at::Tensor all_reduce(const at::Tensor& value, const spec::Mesh& mesh, const std
   SHARDFIELD_CHECK(!value.is_complex() || reduction == Reduction::kSum, op_name("all_reduce"),
                    "complex values can only be summed over ranks");
   const auto dtype = value.scalar_type();
+  const auto carried = carried_dtype(dtype);
   at::Tensor buffer;
-  if (dtype == at::kBool) {
-    buffer = with_memory(value).to(at::kByte);
-    if (buffer.is_same(value)) buffer = buffer.clone();
+  if (carried != dtype) {
+    buffer = with_memory(value.detach()).to(carried).contiguous();
   } else {
     buffer = with_memory(value.detach())
                  .clone(at::MemoryFormat::Contiguous)
@@ -103,7 +110,10 @@ at::Tensor all_reduce(const at::Tensor& value, const spec::Mesh& mesh, const std
                  .resolve_neg();
   }
   at::Tensor raw = buffer.is_complex() ? at::view_as_real(buffer) : buffer;
+  if (dtype == at::kBool) reduction = reduction_of_flags(reduction);
   const bool ordered = reduction == Reduction::kMin || reduction == Reduction::kMax;
+  SHARDFIELD_CHECK(!ordered || dtype != at::kUInt64, op_name("all_reduce"),
+                   "64-bit numbers without a sign can only be summed over ranks; convert them");
   if (ordered && at::isFloatingType(dtype)) {
     // Transports keep or lose a NaN depending on which rank holds it: carry it as a flag.
     at::Tensor nan = at::isnan(raw).to(raw.scalar_type());
@@ -112,18 +122,22 @@ at::Tensor all_reduce(const at::Tensor& value, const spec::Mesh& mesh, const std
                                                   -std::numeric_limits<double>::infinity()),
                                    nan});
     all_reduce_buffer(packed, mesh, axes, reduction);
-    return packed[0].masked_fill(packed[1] != 0, std::numeric_limits<double>::quiet_NaN());
+    return packed[0]
+        .masked_fill(packed[1] != 0, std::numeric_limits<double>::quiet_NaN())
+        .to(dtype);
   }
   all_reduce_buffer(raw, mesh, axes, reduction);
   if (reduction == Reduction::kSum) remember_gradient_sum(buffer, mesh, axes);
-  return dtype == at::kBool ? (buffer != 0) : buffer;
+  return dtype == at::kBool ? (buffer != 0) : buffer.to(dtype);
 }
 
 at::Tensor all_gather(const at::Tensor& value, const spec::Mesh& mesh,
                       const std::vector<int>& axes) {
   const at::NoGradGuard no_grad;
   const GroupMesh& groups = groups_of(mesh);
-  at::Tensor all = with_memory(value.detach()).contiguous().unsqueeze(0);
+  const at::Tensor own = plain_memory(value.detach());
+  const bool as_bytes = carried_dtype(own.scalar_type()) != own.scalar_type();
+  at::Tensor all = (as_bytes ? own.reshape(-1).view(at::kByte) : own).unsqueeze(0);
   // The last axis first, so that the first one ends up slowest.
   for (const int axis : std::views::reverse(axes)) {
     const Comm& comm = groups.axis[axis];
@@ -137,7 +151,12 @@ at::Tensor all_gather(const at::Tensor& value, const spec::Mesh& mesh,
     wait_for(comm.backend(op)->_allgather_base(out, all), describe(op, mesh));
     all = out;
   }
-  return all;
+  if (as_bytes) {
+    std::vector<int64_t> sizes = own.sizes().vec();
+    sizes.insert(sizes.begin(), all.size(0));
+    return all.view(own.scalar_type()).reshape(sizes);
+  }
+  return value.is_complex() ? at::view_as_complex(all) : all;
 }
 
 Exchange::Exchange(std::vector<c10::intrusive_ptr<c10d::Work>> work, std::vector<at::Tensor> keep,

@@ -8,6 +8,7 @@
 #include "shardfield/base/error.h"
 #include "shardfield/comm/backward_scope.h"
 #include "shardfield/comm/call_agreement.h"
+#include "shardfield/comm/carried_dtype.h"
 #include "shardfield/comm/failure.h"
 #include "shardfield/comm/gradient_law.h"
 #include "shardfield/comm/group_mesh.h"
@@ -33,16 +34,15 @@ struct Plan : torch::CustomClassHolder {
 using PlanPtr = c10::intrusive_ptr<Plan>;
 
 at::ScalarType message_dtype(const Tensor& t, std::optional<at::ScalarType> wanted) {
-  if (t.scalar_type() == at::kBool) return at::kByte;
-  if (!t.is_floating_point()) return t.scalar_type();
-  if (wanted) return *wanted;
+  if (wanted && t.is_floating_point()) return carried_dtype(*wanted);
   const bool narrow = t.scalar_type() == at::kHalf || t.scalar_type() == at::kBFloat16;
-  return narrow ? at::kFloat : t.scalar_type();
+  return narrow ? at::kFloat : carried_dtype(t.scalar_type());
 }
 
 /// Tensors that travel in one buffer.
 struct Bucket {
   at::ScalarType dtype = at::kFloat;
+  bool holds_flags = false;
   std::vector<size_t> members;
   int64_t bytes = 0;
 };
@@ -58,7 +58,7 @@ std::vector<Bucket> buckets_of(const std::vector<Tensor>& tensors, const Plan& p
     const auto found = open.find(key);
     if (found == open.end() || buckets[found->second].bytes + bytes > plan.bucket_bytes) {
       open[key] = buckets.size();
-      buckets.push_back({dtype, {}, 0});
+      buckets.push_back({dtype, key.second, {}, 0});
     }
     Bucket& bucket = buckets[open[key]];
     bucket.members.push_back(i);
@@ -75,11 +75,14 @@ Tensor pack(const std::vector<Tensor>& tensors, const Bucket& bucket) {
 }
 
 /// Starts one buffer's sum or product on the group.
-Exchange start(Tensor& buffer, const Mesh& group, Reduction reduction) {
+Exchange start(Tensor& buffer, const Mesh& group, Reduction reduction, bool holds_flags) {
   const Comm& comm = groups_of(group).whole;
   if (comm.size() == 1 || buffer.numel() == 0) return {};
   c10d::AllreduceOptions options;
-  options.reduceOp = reduction == Reduction::kSum ? c10d::ReduceOp::SUM : c10d::ReduceOp::PRODUCT;
+  const bool sums = reduction == Reduction::kSum;
+  options.reduceOp = sums ? c10d::ReduceOp::SUM : c10d::ReduceOp::PRODUCT;
+  // In bytes the sum of 256 flags would be 0.
+  if (holds_flags) options.reduceOp = sums ? c10d::ReduceOp::MAX : c10d::ReduceOp::MIN;
   std::vector<Tensor> one{buffer.is_complex() ? at::view_as_real(buffer) : buffer};
   count_message(group.context,
                 2 * static_cast<int64_t>(buffer.nbytes()) * (comm.size() - 1) / comm.size());
@@ -114,7 +117,7 @@ std::vector<Tensor> reduce_buckets(const std::vector<Tensor>& tensors, const Pla
     if (ordered) {
       buffers.back() = all_reduce(buffers.back(), *plan.group, {0}, reduction);
     } else {
-      travelling.push_back(start(buffers.back(), *plan.group, reduction));
+      travelling.push_back(start(buffers.back(), *plan.group, reduction, bucket.holds_flags));
     }
   }
   std::vector<Tensor> out(tensors.size());
@@ -210,6 +213,8 @@ CollectiveCall call_of(const std::vector<Tensor>& tensors, Reduction reduction, 
                      std::string(toString(t.scalar_type())) + "; sum and divide yourself";
     if (t.is_complex() && reduction != Reduction::kSum)
       call.problem = "complex values can only be summed over ranks";
+    if (t.scalar_type() == at::kUInt64 && reduction != Reduction::kSum)
+      call.problem = "64-bit numbers without a sign can only be summed over ranks; convert them";
     if (t.device() != tensors.front().device()) call.problem = "expected all tensors on one device";
     if (reduction == Reduction::kProduct && records_grad(t))
       call.problem = "the product over ranks has no gradient here; detach the tensors";

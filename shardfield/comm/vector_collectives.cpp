@@ -8,6 +8,7 @@
 #include "shardfield/base/error.h"
 #include "shardfield/comm/backward_scope.h"
 #include "shardfield/comm/call_agreement.h"
+#include "shardfield/comm/carried_dtype.h"
 #include "shardfield/comm/collectives.h"
 #include "shardfield/comm/traffic.h"
 
@@ -114,8 +115,8 @@ Tensor reduce_blocks(const Tensor& x, const Plan& plan) {
   const Tensor all = exchange_blocks(x, blocks).unflatten(plan.dim, {n, own});
   if (all.scalar_type() == at::kBool) return all.any(plan.dim);
   if (!is_short_float(all) || plan.use_fp32) {
-    const auto wide = is_short_float(all) ? at::kFloat : all.scalar_type();
-    return at::sum(all, plan.dim, false, wide).to(all.scalar_type());
+    const auto wide = is_short_float(all) ? at::kFloat : carried_dtype(all.scalar_type());
+    return at::sum(all.to(wide), plan.dim, false, wide).to(all.scalar_type());
   }
   Tensor sum = all.select(plan.dim, 0).clone();
   for (int64_t r = 1; r < n; ++r) sum.add_(all.select(plan.dim, r));

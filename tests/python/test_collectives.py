@@ -249,6 +249,62 @@ def test_every_dtype(run_ranks, ranks):
     run_ranks(ranks, every_dtype)
 
 
+NARROW = (torch.int8, torch.int16, torch.uint16, torch.uint32, torch.uint64, torch.float8_e4m3fn)
+
+
+def narrow_dtypes() -> None:
+    """What the transports do not reduce: CT volumes in int16, counts without a sign, float8."""
+    n, rank = dist.get_world_size(), dist.get_rank()
+    for dtype in NARROW:
+        x = torch.tensor([rank + 1, 3, 0]).to(dtype)
+        wanted = torch.tensor([n * (n + 1) // 2, 3 * n, 0])
+        assert torch.equal(fused_all_reduce(x).to(torch.int64), wanted), dtype
+        own = reduce_scatter_v(x, [3] + [0] * (n - 1)).to(torch.int64)
+        assert torch.equal(own, wanted if rank == 0 else wanted[:0]), dtype
+        if dtype != torch.uint64:
+            most = fused_all_reduce(x, op=dist.ReduceOp.MAX)
+            assert most.dtype == dtype and most.to(torch.int64).tolist() == [n, 3, 0], dtype
+        assert all_gather_v(x, [3] * n).dtype == dtype
+    lowest = torch.tensor([-32768 if rank == n - 1 else 32767], dtype=torch.int16)
+    assert fused_all_reduce(lowest, op=dist.ReduceOp.MIN).tolist() == [-32768]
+    assert fused_all_reduce(torch.tensor([65535 if rank else 1], dtype=torch.uint16)).tolist() == [
+        (1 + 65535 * (n - 1)) % 65536
+    ]
+    flags = torch.tensor([rank == 0, True, False])
+    assert fused_all_reduce(flags).tolist() == [True, True, False]
+    assert fused_all_reduce(flags, op=dist.ReduceOp.PRODUCT).tolist() == [n == 1, True, False]
+    with pytest.raises(RuntimeError, match="without a sign can only be summed"):
+        fused_all_reduce(torch.ones(1).to(torch.uint64), op=dist.ReduceOp.MAX)
+
+
+def test_dtypes_that_the_transports_do_not_reduce(run_ranks, ranks):
+    run_ranks(ranks, narrow_dtypes)
+
+
+def narrow_tensors(mesh) -> None:
+    whole = (torch.arange(14) * 5 % 11 - 3).to(torch.int16).view(7, 2)
+    x = shard_tensor(whole, mesh, [Shard(0)])
+    for call in (
+        lambda t: t.amax(),
+        lambda t: t.min(),
+        lambda t: t.argmax(),
+        lambda t: t.max(0),
+        lambda t: t.aminmax(),
+        lambda t: (t + 3).flatten().bincount(),
+        lambda t: t.flatten().sort(),
+        lambda t: t.sum(0),
+    ):
+        got, want = call(x), call(whole)
+        many = isinstance(want, tuple)
+        for a, b in zip(got if many else [got], want if many else [want], strict=True):
+            a = a.full_tensor() if hasattr(a, "full_tensor") else a
+            assert a.dtype == b.dtype and torch.equal(a, b)
+
+
+def test_sharded_tensors_of_int16(run_mesh, ranks):
+    run_mesh((ranks,), narrow_tensors)
+
+
 def strided_and_lazy_views() -> None:
     n, rank = dist.get_world_size(), dist.get_rank()
     ones = [1] * n
