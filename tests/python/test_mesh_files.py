@@ -209,7 +209,10 @@ def test_errors_say_what_to_do(tmp_path):
 def test_the_picture_shows_every_piece(tmp_path):
     from matplotlib.image import imread
 
-    for mesh in (box(4, 4, 4), mixed_surface()):
+    places = np.stack(np.meshgrid(np.arange(6.0), np.arange(6.0)), -1).reshape(-1, 2)
+    chain = graph.Mesh(places, [("line", np.stack([np.arange(35), np.arange(1, 36)], 1))])
+    dots = graph.Mesh(places, [("vertex", np.arange(36))])
+    for mesh in (box(4, 4, 4), mixed_surface(), chain, dots):
         path = graph.draw(tmp_path / "pieces.png", graph.partition(mesh, 4, "rcb"))
         pixels = imread(path)[..., :3].reshape(-1, 3)
         # Each piece has a hue of its own: shades of one colour differ in length alone.
