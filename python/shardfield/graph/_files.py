@@ -120,6 +120,7 @@ def write_grids(path: Path, grids: Sequence[Any], ghost_layers: int) -> list[Pat
     writer.SetStartPiece(0)
     writer.SetEndPiece(len(grids) - 1)
     writer.SetGhostLevel(ghost_layers)
+    writer.SetHeaderTypeToUInt64()
     if not writer.Write():
         raise OSError(f"write_mesh: VTK could not write {str(path)!r}")
     return [path, *_pieces_of(path, "write_mesh")]
