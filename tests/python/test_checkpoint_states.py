@@ -11,6 +11,7 @@ from oracle import arange, assert_equal, numbers
 from rank_pool import mesh_of
 from test_checkpoint import chunked
 from torch import nn
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Shard, distribute_tensor
 
@@ -185,6 +186,42 @@ def load_training_from_torch(folder: str) -> None:
     for missing in ({"epoch": 0}, {"net": {"weight": torch.ones(1)}}, {"optimizer": {"lr": 1}}):
         with pytest.raises(CheckpointError, match=r"only in the state \['(epoch|net|optimizer)"):
             load_dcp(folder, missing, allow_pickle=True)
+
+
+def save_by_names(folder: str) -> None:
+    net, optimizer, _ = a_training_step(mesh_of((dist.get_world_size(),)))
+    model, state = get_state_dict(net, optimizer)
+    dcp.save({"model": model, "optimizer": state}, checkpoint_id=folder)
+
+
+def load_by_names(folder: str) -> None:
+    wanted, trained, _ = a_training_step(None)
+    net, optimizer, _ = a_training_step(mesh_of((dist.get_world_size(),)))
+    optimizer.param_groups[0]["lr"] = 9.0
+    with torch.no_grad():
+        for p in net.parameters():
+            p.zero_()
+            optimizer.state[p]["exp_avg"].zero_()
+    with pytest.raises(CheckpointError, match=r"saved by parameters' names.*get_optimizer_state"):
+        load_dcp(folder, {"optimizer": optimizer}, allow_pickle=True)
+    model, state = get_state_dict(net, optimizer)
+    found = load_dcp(folder, {"model": model, "optimizer": state}, allow_pickle=True)
+    set_state_dict(
+        net,
+        optimizer,
+        model_state_dict=found["model"],
+        optim_state_dict=found["optimizer"],
+    )
+    assert optimizer.param_groups[0]["lr"] == 0.05
+    for p, q in zip(net.parameters(), wanted.parameters(), strict=True):
+        assert torch.equal(p.full_tensor(), q)
+        moment = optimizer.state[p]["exp_avg"].full_tensor()
+        assert torch.allclose(moment, trained.state[q]["exp_avg"], rtol=1e-12)
+
+
+def test_states_by_parameters_names_in_checkpoints_of_torch(run_ranks, tmp_path):
+    run_ranks(2, save_by_names, folder=str(tmp_path))
+    run_ranks(3, load_by_names, folder=str(tmp_path))
 
 
 def test_optimizers_and_numbers_in_checkpoints_of_torch_are_read(run_ranks, tmp_path):

@@ -204,8 +204,15 @@ def _own_state(
         if entry.startswith(f"{name}."):
             path = paths.get(entry) or tuple(entry.split("."))
             set_element(root, tuple(path[depth:]), value)
-    if isinstance(state, torch.optim.Optimizer) and "state" in root:
-        root["state"] = {int(k) if str(k).isdigit() else k: v for k, v in root["state"].items()}
+    if isinstance(state, torch.optim.Optimizer):
+        entries = root.get("state", {})
+        named = [k for k in entries if not str(k).isdigit()]
+        if named or "param_groups" not in root:
+            raise CheckpointError(
+                f"load_dcp: the optimizer '{name}' was saved by parameters' names ({named[:1]}); pass what "
+                "torch's get_optimizer_state_dict(model, optimizer) gives, then set_optimizer_state_dict"
+            )
+        root["state"] = {int(k): v for k, v in entries.items()}
     return root
 
 
