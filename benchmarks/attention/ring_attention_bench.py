@@ -79,14 +79,16 @@ def on_a_rank(rank: int, store: str, ranks: int, tokens: int) -> None:
             (serial_s, serial_kept, _), (own_s, own_kept, sent) = results
             total = torch.tensor(float(sent))
             dist.all_reduce(total)
-            block = 2 * tokens // ranks * HEADS * FEATURES * plain[0].itemsize
-            least = 3 * block * ranks * (ranks - 1) * (0.5 if causal else 1)
+            # Forward keys and values; backward queries, gradients, two float32 and the result.
+            row = HEADS * (5 * FEATURES * plain[0].itemsize + 2 * 4)
+            least = row * tokens * (ranks - 1) * (0.5 if causal else 1)
             if rank == 0:
                 print(
                     f"{str(dtype)[6:]:9} {'causal' if causal else 'full':7}"
                     f" time {own_s / serial_s:.2f} of serial (1/{ranks} = {1 / ranks:.2f})"
                     f"  kept {own_kept / serial_kept:.3f}  bytes {total.item() / least:.3f} of the least"
                 )
+    dist.barrier()
     dist.destroy_process_group()
 
 

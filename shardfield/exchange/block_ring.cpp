@@ -16,32 +16,32 @@ std::vector<comm::Message> messages(int peer, const std::vector<at::Tensor>& ten
 }  // namespace
 
 BlockRing::BlockRing(const spec::Mesh& mesh, std::vector<int> ranks,
-                     std::vector<std::vector<bool>> needed)
+                     std::vector<std::vector<bool>> needed, Direction direction)
     : mesh_(&mesh),
       ranks_(std::move(ranks)),
       own_(static_cast<int>(std::ranges::find(ranks_, mesh.rank) - ranks_.begin())),
-      needed_(std::move(needed)) {}
+      needed_(std::move(needed)),
+      direction_(direction) {}
 
 bool BlockRing::passes(int rank, int step) const {
-  const int block = (rank - step + size()) % size();
+  const int block = moved(rank, -step);
   for (int later = step; later < size(); ++later)
-    if (needed_[(block + later) % size()][block]) return true;
+    if (needed_[moved(block, later)][block]) return true;
   return step == 0;
 }
 
 comm::Exchange BlockRing::pass_on(int step, const std::vector<at::Tensor>& held,
                                   const std::vector<at::Tensor>& next) const {
-  const int after = (own_ + 1) % size();
+  const int after = moved(own_, 1);
   std::vector<comm::Message> sends;
   if (passes(after, step + 1)) sends = messages(ranks_[after], held);
-  return comm::start_exchange(*mesh_, std::move(sends),
-                              messages(ranks_[(own_ - 1 + size()) % size()], next));
+  return comm::start_exchange(*mesh_, std::move(sends), messages(ranks_[block_at(1)], next));
 }
 
 comm::Exchange BlockRing::to_owner(int step, const std::vector<at::Tensor>& parts,
                                    const std::vector<at::Tensor>& received) const {
   return comm::start_exchange(*mesh_, messages(ranks_[block_at(step)], parts),
-                              messages(ranks_[(own_ + step) % size()], received));
+                              messages(ranks_[moved(own_, step)], received));
 }
 
 }  // namespace shardfield::exchange

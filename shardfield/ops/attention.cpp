@@ -253,6 +253,13 @@ OptTensor rows_of_mask(const OptTensor& mask, std::vector<int64_t> sizes, int64_
   return tensor::piece_for(mask->expand(wide), result, sizes);
 }
 
+std::vector<std::vector<bool>> transposed(const std::vector<std::vector<bool>>& table) {
+  std::vector<std::vector<bool>> result(table.size(), std::vector<bool>(table.size()));
+  for (size_t i = 0; i < table.size(); ++i)
+    for (size_t j = 0; j < table.size(); ++j) result[j][i] = table[i][j];
+  return result;
+}
+
 Tensor attend_with_ring(const Tensor& query, const Tensor& key, const Tensor& value,
                         const OptTensor& mask, const Layout& result, const Layout& of_keys,
                         const Options& options) {
@@ -274,14 +281,15 @@ Tensor attend_with_ring(const Tensor& query, const Tensor& key, const Tensor& va
                        own);
   };
   const double scale = options.scale.value_or(1 / std::sqrt(static_cast<double>(query.size(-1))));
-  const RingAttention ring{
-      exchange::BlockRing(result.mesh(), ranks,
-                          needed_blocks(row_counts, key_counts, options.is_causal)),
-      key_counts,
-      result.local_offset(static_cast<size_t>(result.cut_on(rows))),
-      options.is_causal,
-      scale,
-      gathered};
+  const auto needed = needed_blocks(row_counts, key_counts, options.is_causal);
+  const RingAttention ring{exchange::BlockRing(result.mesh(), ranks, needed),
+                           exchange::BlockRing(result.mesh(), ranks, transposed(needed),
+                                               exchange::BlockRing::Direction::kDown),
+                           key_counts,
+                           row_counts,
+                           options.is_causal,
+                           scale,
+                           gathered};
   const Tensor piece = attend_in_ring(
       tensor::piece_for(query, result, sizes), tensor::local(tensor::redistribute(key, &of_keys)),
       tensor::local(tensor::redistribute(value, &of_keys)),

@@ -3,6 +3,7 @@
 #include <limits>
 
 #include <ATen/ATen.h>
+#include <ATen/OpMathType.h>
 
 namespace shardfield::ops {
 
@@ -12,11 +13,6 @@ using at::Tensor;
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr int64_t kScoreBytes = int64_t{32} << 20;
-
-at::ScalarType sum_type(const Tensor& t) {
-  const auto type = t.scalar_type();
-  return type == at::kHalf || type == at::kBFloat16 ? at::kFloat : type;
-}
 
 /// One copy of each head per query head that shares it.
 Tensor shared_heads(const Tensor& t, const Tensor& query) {
@@ -81,7 +77,7 @@ Tensor finite(const Tensor& t) {
 
 BlockwiseAttention::BlockwiseAttention(const Tensor& query, int64_t value_features, double scale)
     : query_(query.contiguous()), scale_(scale) {
-  const auto options = query.options().dtype(sum_type(query));
+  const auto options = query.options().dtype(at::toOpMathType(query.scalar_type()));
   std::vector<int64_t> sizes = query.sizes().vec();
   sizes.back() = value_features;
   weighted_ = at::zeros(sizes, options);
@@ -102,7 +98,8 @@ void BlockwiseAttention::add(const KeyBlock& block) {
   if (block.key.size(-2) == 0 || query_.numel() == 0) return;
   if (const Fused fused = fused_form(query_, block); fused != Fused::kNo) {
     const auto [part, logsumexp] = at::_scaled_dot_product_flash_attention_for_cpu(
-        query_, block.key, block.value, 0.0, fused == Fused::kCausal, std::nullopt, scale_);
+        query_, block.key.contiguous(), block.value.contiguous(), 0.0, fused == Fused::kCausal,
+        std::nullopt, scale_);
     return merge(part, logsumexp.unsqueeze(-1));
   }
   const auto type = sum_.scalar_type();
@@ -132,25 +129,35 @@ Tensor BlockwiseAttention::logsumexp() const {
   return largest_ + sum_.log();
 }
 
-BlockwiseAttentionGradient::BlockwiseAttentionGradient(const Tensor& query, const Tensor& output,
-                                                       const Tensor& logsumexp, const Tensor& grad,
-                                                       double scale)
+BlockwiseAttentionGradient::BlockwiseAttentionGradient(const Tensor& query, const Tensor& logsumexp,
+                                                       const Tensor& grad, double scale)
     : query_(query.contiguous()),
-      output_(output),
       logsumexp_(logsumexp),
-      grad_(grad.to(sum_type(query)).contiguous()),
-      delta_((grad_ * output).sum(-1, true)),
-      type_(sum_type(query)),
+      grad_(grad.to(at::toOpMathType(query.scalar_type())).contiguous()),
+      type_(at::toOpMathType(query.scalar_type())),
       scale_(scale),
       query_gradient_(at::zeros_like(query, type_)) {}
+
+void BlockwiseAttentionGradient::set_output(const Tensor& output) {
+  output_ = output;
+  delta_ = (grad_ * output).sum(-1, true);
+}
+
+void BlockwiseAttentionGradient::set_delta(const Tensor& delta) {
+  delta_ = delta;
+  // The fused kernel asks for the output, of which only the part along the gradient counts.
+  const Tensor squares = grad_.square().sum(-1, true);
+  output_ = (grad_ * (delta / squares.masked_fill(squares == 0, 1))).to(query_.scalar_type());
+}
 
 BlockGradients BlockwiseAttentionGradient::add(const KeyBlock& block, bool with_mask) {
   const Fused fused = query_.numel() > 0 ? fused_form(query_, block) : Fused::kNo;
   if (fused != Fused::kNo) {
     const auto [of_query, of_key, of_value] =
         at::_scaled_dot_product_flash_attention_for_cpu_backward(
-            grad_.to(query_.scalar_type()), query_, block.key, block.value, output_,
-            logsumexp_.squeeze(-1), 0.0, fused == Fused::kCausal, std::nullopt, scale_);
+            grad_.to(query_.scalar_type()), query_, block.key.contiguous(),
+            block.value.contiguous(), output_, logsumexp_.squeeze(-1), 0.0, fused == Fused::kCausal,
+            std::nullopt, scale_);
     query_gradient_.add_(of_query);
     return {of_key.to(type_), of_value.to(type_), {}};
   }

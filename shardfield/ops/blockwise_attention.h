@@ -50,14 +50,20 @@ struct BlockGradients {
   at::Tensor mask;        ///< of the broadcast shape; undefined unless asked for
 };
 
-/// What one block adds to the gradients of an attention whose output and logsumexp are known.
+/// What one block adds to the gradients of an attention whose output, or the product of output and
+/// gradient, and logsumexp are known. One of the two is to be set.
 class BlockwiseAttentionGradient {
  public:
-  BlockwiseAttentionGradient(const at::Tensor& query, const at::Tensor& output,
-                             const at::Tensor& logsumexp, const at::Tensor& grad, double scale);
+  /// @param grad  of the output
+  BlockwiseAttentionGradient(const at::Tensor& query, const at::Tensor& logsumexp,
+                             const at::Tensor& grad, double scale);
+  void set_output(const at::Tensor& output);
+  /// @param delta  sum of output * grad per row, (..., heads, L, 1)
+  void set_delta(const at::Tensor& delta);
 
   BlockGradients add(const KeyBlock& block, bool with_mask);
-  at::Tensor query() const { return query_gradient_.to(query_.scalar_type()); }
+  /// In the type in which sums are kept.
+  at::Tensor query() const { return query_gradient_; }
 
  private:
   at::Tensor query_, output_, logsumexp_, grad_, delta_;

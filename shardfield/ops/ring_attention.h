@@ -12,12 +12,12 @@
 namespace shardfield::ops {
 
 /// Attention whose keys and values stay cut: blocks of them pass by every rank that needs them, so
-/// that no rank holds more than its own and two in passing, in backward as in forward.
+/// that no rank holds more than its own and two in passing. In backward they do so again, or the
+/// queries do, whichever is less.
 struct RingAttention {
-  exchange::BlockRing ring;
-  std::vector<int64_t> key_sizes;  ///< of each block
-  int64_t first_row;               ///< of this rank's query rows
-  bool is_causal;
+  exchange::BlockRing keys, queries;
+  std::vector<int64_t> key_counts, row_counts;  ///< of each rank, in the order of the ring
+  bool is_causal;                               ///< then in the order of the rows
   double scale;
   /// The same function with all keys on every rank, differentiable any number of times.
   std::function<at::Tensor(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,

@@ -67,11 +67,27 @@ def backward_bytes(mesh) -> tuple[int, int]:
 
 @pytest.mark.parametrize("size", [2, 3, 4])
 def test_bytes_of_a_step(run_mesh, size):
-    """Blocks go round twice, their gradients go home once; the causal half never travels."""
+    """Keys go round; then queries do, with gradients and two numbers, and gradients go home.
+
+    The causal half never travels.
+    """
     results = run_mesh((size,), backward_bytes)
-    block = 8 * B * H * (E + EV) * S // size
-    assert sum(full for full, _ in results) == 3 * block * size * (size - 1)
-    assert sum(half for _, half in results) == 3 * block * size * (size - 1) // 2
+    row = 8 * B * H * ((E + EV) + (2 * E + EV + 2))
+    assert sum(full for full, _ in results) == row * S * (size - 1)
+    assert sum(half for _, half in results) == row * S * (size - 1) // 2
+
+
+def few_keys(mesh) -> int:
+    q, k, v = (scatter(c, mesh).requires_grad_() for c in cut_rows(mesh, operands(4 * S, S)))
+    out = attend(q, k, v)
+    with shardfield.report() as report:
+        out.backward(torch.ones_like(out))
+    return report.bytes_sent
+
+
+def test_what_is_less_travels_in_backward(run_mesh):
+    """Keys, values and their gradients where there are four queries to each."""
+    assert sum(run_mesh((2,), few_keys)) == 8 * B * H * S * 2 * (E + EV)
 
 
 def saved_bytes(mesh) -> None:

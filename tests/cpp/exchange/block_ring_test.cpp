@@ -13,14 +13,14 @@ using Needed = std::vector<std::vector<bool>>;
 
 /// Each block is three numbers that name its owner; every rank adds up those it needs, and sends
 /// its own number to their owners.
-void go_round(const Needed& needed) {
+void go_round(const Needed& needed, BlockRing::Direction direction) {
   comm::run_in_process(
       {static_cast<int64_t>(needed.size())},
       [&](const spec::Mesh& mesh) {
         const int ranks = mesh.size(), rank = mesh.rank;
         std::vector<int> order(ranks);
         for (int i = 0; i < ranks; ++i) order[i] = ranks - 1 - i;
-        const BlockRing ring(mesh, order, needed);
+        const BlockRing ring(mesh, order, needed, direction);
         const int own = ranks - 1 - rank;
         const auto named = [](int i) { return at::full({3}, double(i), at::kDouble); };
         std::vector<at::Tensor> held{named(own)};
@@ -53,6 +53,11 @@ void go_round(const Needed& needed) {
       kTimeout);
 }
 
+void go_round(const Needed& needed) {
+  go_round(needed, BlockRing::Direction::kUp);
+  go_round(needed, BlockRing::Direction::kDown);
+}
+
 TEST(BlockRing, BlocksReachWhoNeedsThem) {
   go_round({{true}});
   go_round({{true, true}, {true, true}});
@@ -70,7 +75,13 @@ TEST(BlockRing, ABlockStopsWhereNobodyNeedsIt) {
       [](const spec::Mesh& mesh) {
         const BlockRing ring(mesh, {0, 1, 2},
                              {{true, false, false}, {true, true, false}, {true, true, true}});
-        for (int step = 0; step < 3; ++step) EXPECT_EQ(ring.holds(step), step <= mesh.rank);
+        const BlockRing down(mesh, {0, 1, 2},
+                             {{true, true, true}, {false, true, true}, {false, false, true}},
+                             BlockRing::Direction::kDown);
+        for (int step = 0; step < 3; ++step) {
+          EXPECT_EQ(ring.holds(step), step <= mesh.rank);
+          EXPECT_EQ(down.holds(step), step <= 2 - mesh.rank);
+        }
       },
       kTimeout);
 }

@@ -10,7 +10,7 @@ using at::Tensor;
 
 /// Value and gradients, block after block, against PyTorch's attention.
 void compare(const std::vector<int64_t>& blocks, int64_t features, bool is_causal, bool masked,
-             at::IntArrayRef batch = {2, 3}) {
+             at::IntArrayRef batch = {2, 3}, bool by_delta = false) {
   torch::manual_seed(1);
   int64_t keys = 0;
   for (const int64_t n : blocks) keys += n;
@@ -42,7 +42,11 @@ void compare(const std::vector<int64_t>& blocks, int64_t features, bool is_causa
   BlockwiseAttention attention(q, features, scale);
   for_blocks([&](const KeyBlock& block, int64_t, int64_t) { attention.add(block); });
   EXPECT_TRUE(at::allclose(attention.output(), want, 1e-10, 1e-12));
-  BlockwiseAttentionGradient gradient(q, attention.output(), attention.logsumexp(), grad, scale);
+  BlockwiseAttentionGradient gradient(q, attention.logsumexp(), grad, scale);
+  if (by_delta)
+    gradient.set_delta((grad * attention.output()).sum(-1, true));
+  else
+    gradient.set_output(attention.output());
   for_blocks([&](const KeyBlock& block, int64_t first, int64_t n) {
     const BlockGradients part = gradient.add(block, masked);
     EXPECT_TRUE(at::allclose(part.key, gradients[1].narrow(-2, first, n), 1e-9, 1e-11));
@@ -61,6 +65,8 @@ TEST(BlockwiseAttention, EqualsAttentionInOneGo) {
   compare({3, 3, 3}, 5, true, false);
   compare({4, 7}, 6, false, true);
   compare({4, 7}, 6, true, false, {});
+  compare({4, 7}, 6, false, false, {2, 3}, true);
+  compare({9}, 5, true, false, {2, 3}, true);
 }
 
 TEST(BlockwiseAttention, RowsWithoutKeysAreZeros) {
