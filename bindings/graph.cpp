@@ -84,7 +84,7 @@ graph::GhostRule rule_of(const std::string& contact, int64_t layers, double radi
   if (contact == "radius") rule.contact = graph::Contact::radius;
   if (contact != "point" && contact != "facet" && contact != "radius") {
     throw std::invalid_argument("partition: unknown contact \"" + contact +
-                                "\"; expected \"point\", \"facet\" or \"radius\"");
+                                R"("; expected "point", "facet" or "radius")");
   }
   return rule;
 }

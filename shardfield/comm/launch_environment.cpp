@@ -52,7 +52,7 @@ std::string listed(const Variables& variables) {
     if (!name.starts_with("SLURM_") || name == "SLURM_PROCID" || name == "SLURM_NTASKS" ||
         name == "SLURM_NPROCS" || name == "SLURM_LOCALID" || name == "SLURM_JOB_NODELIST" ||
         name == "SLURM_LAUNCH_NODE_IPADDR")
-      text += (text.empty() ? "" : ", ") + name + "=" + value;
+      text.append(text.empty() ? "" : ", ").append(name).append("=").append(value);
   return text.empty() ? "no launcher variable" : text;
 }
 
@@ -122,7 +122,7 @@ std::string slurm_address(const Variables& variables) {
                    listed(variables), "; export MASTER_ADDR=<host of rank 0>");
 }
 
-std::string mpi_address(const Variables& variables, const LaunchEnvironment& ranks) {
+void check_one_host(const Variables& variables, const LaunchEnvironment& ranks) {
   const auto on_this_host =
       first_number(variables, {"OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "PMI_LOCAL_SIZE"});
   SHARDFIELD_CHECK(on_this_host.value_or(ranks.world_size) == ranks.world_size, kOp, "the ",
@@ -130,7 +130,6 @@ std::string mpi_address(const Variables& variables, const LaunchEnvironment& ran
                    " on this one), so rank 0's host must be given; export MASTER_ADDR=<host of "
                    "rank 0> (mpirun -x MASTER_ADDR=...); found ",
                    listed(variables));
-  return "127.0.0.1";
 }
 
 void read_rendezvous(const Variables& variables, LaunchEnvironment& out) {
@@ -146,9 +145,11 @@ void read_rendezvous(const Variables& variables, LaunchEnvironment& out) {
   }
   if (address) {
     out.master_address = *address;
+  } else if (out.launcher == "SLURM") {
+    out.master_address = slurm_address(variables);
   } else {
-    out.master_address =
-        out.launcher == "SLURM" ? slurm_address(variables) : mpi_address(variables, out);
+    check_one_host(variables, out);
+    out.master_address = "127.0.0.1";
   }
   out.master_port = kDefaultPort;
   for (const char* job : {"PMIX_NAMESPACE", "SLURM_JOB_ID"})

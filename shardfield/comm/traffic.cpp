@@ -102,7 +102,7 @@ int intern_layer(const std::string& name) {
   return static_cast<int>(names.size()) - 1;
 }
 std::string in_current_layer() {
-  const std::string backward = torch::autograd::get_current_node() ? ", in backward" : "";
+  std::string backward = torch::autograd::get_current_node() ? ", in backward" : "";
   if (tls_layer == 0) return backward;
   const std::lock_guard<std::mutex> lock(mutex());
   return " in layer '" + layers()[static_cast<size_t>(tls_layer)] + "'" + backward;

@@ -1,6 +1,7 @@
 #include "shardfield/ops/blockwise_attention.h"
 
 #include <limits>
+#include <utility>
 
 #include <ATen/ATen.h>
 #include <ATen/OpMathType.h>
@@ -129,10 +130,10 @@ Tensor BlockwiseAttention::logsumexp() const {
   return largest_ + sum_.log();
 }
 
-BlockwiseAttentionGradient::BlockwiseAttentionGradient(const Tensor& query, const Tensor& logsumexp,
+BlockwiseAttentionGradient::BlockwiseAttentionGradient(const Tensor& query, Tensor logsumexp,
                                                        const Tensor& grad, double scale)
     : query_(query.contiguous()),
-      logsumexp_(logsumexp),
+      logsumexp_(std::move(logsumexp)),
       grad_(grad.to(at::toOpMathType(query.scalar_type())).contiguous()),
       type_(at::toOpMathType(query.scalar_type())),
       scale_(scale),

@@ -55,8 +55,8 @@ struct BlockGradients {
 class BlockwiseAttentionGradient {
  public:
   /// @param grad  of the output
-  BlockwiseAttentionGradient(const at::Tensor& query, const at::Tensor& logsumexp,
-                             const at::Tensor& grad, double scale);
+  BlockwiseAttentionGradient(const at::Tensor& query, at::Tensor logsumexp, const at::Tensor& grad,
+                             double scale);
   void set_output(const at::Tensor& output);
   /// @param delta  sum of output * grad per row, (..., heads, L, 1)
   void set_delta(const at::Tensor& delta);

@@ -177,7 +177,7 @@ Tensor as_vector(const Tensor& x) {
 Tensor median_of_all(const Tensor& x, bool ignores_nan) {
   if (x.numel() == 0) return at::median(at::empty({0}, tensor::piece_of(x).options()));
   const Tensor detached = x.detach();
-  const Tensor value =
+  Tensor value =
       std::get<0>(kth_of_vector(as_vector(detached), median_place(detached, ignores_nan), false));
   if (!tensor::records_grad(x)) return value;
   Tensor same = detached.eq(value);

@@ -59,7 +59,7 @@ struct Options {
 
 /// The input cut by its batch alone, evenly where it was cut elsewhere; empty pieces do no harm.
 Tensor cut_by_batch(const Tensor& input, int batch) {
-  const Tensor x = with_simple_cuts(input);
+  Tensor x = with_simple_cuts(input);
   if (is_sharded(x) &&
       std::ranges::all_of(layout_of(x).cuts(), [&](const Cut& cut) { return cut.dim == batch; }))
     return x;

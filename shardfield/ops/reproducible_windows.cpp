@@ -70,9 +70,9 @@ Tensor rows_of_outputs(const Tensor& x, int64_t d, const Taps& taps,
   for (int64_t tap = 0; tap < taps.width; ++tap)
     for (int64_t o = own.outputs.begin; o < own.outputs.end; ++o)
       index.push_back(taps.index[static_cast<size_t>(o * taps.width + tap)] - own.inputs.begin);
-  const Tensor rows = at::index_select(piece, d, index_tensor(index, piece))
-                          .unflatten(d, {taps.width, own.outputs.size()})
-                          .movedim(d, 0);
+  Tensor rows = at::index_select(piece, d, index_tensor(index, piece))
+                    .unflatten(d, {taps.width, own.outputs.size()})
+                    .movedim(d, 0);
   if (!layout) return rows;
   std::vector<int64_t> sizes = x.sizes().vec();
   sizes[d] = taps.num_outputs;

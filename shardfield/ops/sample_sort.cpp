@@ -180,7 +180,7 @@ SortedVector sample_sort(const Tensor& x, bool descending) {
     values = KnownRowsFn::apply(piece, values, plan);
   }
   std::vector<Cut> cuts = layout.cuts();
-  cuts[0].sizes = sizes;
+  cuts[0].sizes = std::move(sizes);
   const Layout* buckets = spec::intern_layout(layout.mesh(), std::move(cuts));
   return {tensor::wrap(values, buckets, x.sizes()),
           tensor::make_sharded(result.indices, buckets, x.sizes())};
