@@ -17,6 +17,7 @@ from torch.distributed.tensor import Shard, distribute_tensor
 
 from shardfield.checkpoint import (
     CheckpointError,
+    Reader,
     load_dcp,
     load_full,
     load_sharded,
@@ -112,6 +113,21 @@ def test_what_a_state_may_hold(run_ranks, tmp_path):
 
 
 # ---------------------------------------------------------------------- torch.distributed.checkpoint
+
+
+@pytest.mark.parametrize("dtype", [torch.complex128, torch.float64, torch.int16], ids=str)
+def test_values_of_every_alignment_in_a_file(tmp_path, dtype):
+    """The header's length, and with it the address of the first value, follows the names' lengths."""
+    for letters in range(1, 18):
+        for value in (torch.tensor([5.0]).to(dtype), torch.arange(6.0).to(dtype).view(2, 3)):
+            name = "n" * letters
+            save_sharded(tmp_path / "pieces", {name: value}, rng=False)
+            save_full(tmp_path / "whole.safetensors", {name: value})
+            assert torch.equal(load_sharded(tmp_path / "pieces")[name], value)
+            if value.dim() == 2:
+                part = Reader(tmp_path / "pieces").read(name, ((0, 1), (2, 2)))
+                assert torch.equal(part, value[:, 1:])
+            assert torch.equal(load_full(tmp_path / "whole.safetensors")[name], value)
 
 
 def save_with_torch(folder: str) -> None:
