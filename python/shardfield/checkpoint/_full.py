@@ -138,6 +138,17 @@ def _write(
     sync_folder(target.parent)
 
 
+def _aligned(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor where its elements may be read: torch maps a file as it is, also one whose values
+    start between two numbers, and then crashes on complex doubles.
+    """
+    if tensor.data_ptr() % tensor.element_size() == 0:
+        return tensor
+    content = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage()).clone()
+    place = tensor.storage_offset(), tensor.size(), tensor.stride()
+    return torch.empty(0, dtype=tensor.dtype).set_(content.untyped_storage(), *place)
+
+
 class _TorchReader:
     """Boxes of a file of torch.save, mapped into memory; only weights, no other objects."""
 
@@ -148,6 +159,7 @@ class _TorchReader:
         except Exception as error:
             raise CheckpointError(f"{path}: cannot be read: {error}") from None
         self.structure = _state.take_apart(content, "", self._tensors)
+        self._tensors = {name: _aligned(t) for name, t in self._tensors.items()}
         self.names = list(self._tensors)
 
     def meta(self, name: str) -> Meta:
