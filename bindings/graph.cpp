@@ -426,6 +426,11 @@ void bind_halo_graphs(py::module_& m) {
              const py::gil_scoped_release no_gil;
              return exchange::fetch_rows(own, rows);
            })
+      .def("give_back",
+           [](const std::shared_ptr<exchange::ListedRows>& rows, const at::Tensor& all) {
+             const py::gil_scoped_release no_gil;
+             return exchange::return_rows(all, rows);
+           })
       .def("start",
            [](const exchange::ListedRows& rows, const at::Tensor& own) {
              const py::gil_scoped_release no_gil;

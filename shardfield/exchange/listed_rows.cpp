@@ -175,4 +175,9 @@ Tensor fetch_rows(const Tensor& own, std::shared_ptr<const ListedRows> exchange)
   return ExchangeFn<ListedRows>::apply(own, std::move(exchange), false);
 }
 
+Tensor return_rows(const Tensor& rows, std::shared_ptr<const ListedRows> exchange) {
+  if (!comm::records_grad(rows)) return exchange->adjoint(rows);
+  return ExchangeFn<ListedRows>::apply(rows, std::move(exchange), true);
+}
+
 }  // namespace shardfield::exchange

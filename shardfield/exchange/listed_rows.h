@@ -75,6 +75,10 @@ class ListedRows {
 /// Differentiable ListedRows::forward; any order of derivative. Collective.
 at::Tensor fetch_rows(const at::Tensor& own, std::shared_ptr<const ListedRows> exchange);
 
+/// Differentiable ListedRows::adjoint: copies go back and are added at their owners; any order of
+/// derivative. Collective.
+at::Tensor return_rows(const at::Tensor& rows, std::shared_ptr<const ListedRows> exchange);
+
 /// Differentiable ListedRows::finish of an exchange started with the same `own`; the backward is
 /// adjoint_of_copies, to any order. Collective in backward.
 at::Tensor finish_rows(const at::Tensor& own, std::shared_ptr<const ListedRows> exchange,

@@ -349,6 +349,50 @@ def test_two_kinds_equal_serial(run_mesh, ranks):
     run_mesh((ranks,), hetero_equals_serial)
 
 
+def fewest_rows(mesh, edges: list[list[int]], labels: list[int], side: str):
+    """Sums and means of sources, their gradients and second derivatives, and the bytes sent."""
+    index, n = torch.tensor(edges), len(labels)
+    here = graph.HaloGraph(index, n, np.array(labels) % mesh.size(), mesh.size()).on(mesh)
+    if mesh.size() == 2:
+        assert here.side() == side
+    serial = Serial(index, n)
+    sent = 0
+    for reduce in ("sum", "mean"):
+        whole = numbers(n, 3).requires_grad_()
+        x = here.shard_nodes(whole.detach()).requires_grad_()
+        with shardfield.report() as report:
+            got = here.sum_sources(x, reduce)
+        sent += report.bytes_sent
+        want = serial.aggregate(serial.sources(whole), reduce)
+        assert_equal(here.gather_nodes(got), want, reduce)
+        for value, leaf in ((torch.tanh(got), x), (torch.tanh(want), whole)):
+            (grad,) = torch.autograd.grad(value.square().sum(), leaf, create_graph=True)
+            (grad * grad).sum().backward()
+        assert_equal(here.gather_nodes(x.grad), whole.grad, f"second derivative of {reduce}")
+    with pytest.raises(ValueError, match="expected sum or mean, got 'max'"):
+        here.sum_sources(x, "max")
+    return sent
+
+
+@pytest.mark.parametrize(
+    ("edges", "side"),
+    [
+        ([[0, 0, 0, 0], [2, 3, 4, 5]], "sources"),
+        ([[2, 3, 4, 5, 2], [0, 0, 0, 0, 0]], "targets"),
+        ([[2, 3, 4, 5, 4, 1], [0, 1, 0, 0, 4, 1]], "targets"),
+        ([[0, 1], [1, 0]], "sources"),
+    ],
+)
+def test_sums_move_the_fewest_rows(run_mesh, ranks, edges, side):
+    """A star outwards sends its middle, a star inwards the sum of each rank."""
+    labels = [0, 0, 1, 1, 1, 1] if ranks == 2 else [0, 0, 1, 2, 3, 1]
+    sent = run_mesh((ranks,), fewest_rows, edges=edges, labels=labels, side=side)
+    if ranks == 2:
+        crossing = {(a, b) for a, b in zip(*edges, strict=True) if (a < 2) != (b < 2)}
+        ends = [len({pair[i] for pair in crossing}) for i in (0, 1)]
+        assert sum(sent) == 2 * min(ends) * 3 * 8
+
+
 class Hop(nn.Module):
     """A layer by index alone, as other libraries write it, scaled by the degrees it is given."""
 
