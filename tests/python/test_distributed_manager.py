@@ -219,6 +219,10 @@ def test_sizes_of_a_tree():
 
 
 def explicit_values() -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LOCAL_RANK", "one")
+        with pytest.raises(RuntimeError, match="whole number in LOCAL_RANK, got 'one'"):
+            DistributedManager.initialize()
     with pytest.raises(ValueError, match=r"expected a rank in \[0, 2\), got 2"):
         DistributedManager.setup(rank=2, world_size=2)
     with pytest.raises(RuntimeError, match=r"torch\.distributed is rank"):

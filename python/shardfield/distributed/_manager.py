@@ -233,7 +233,13 @@ class DistributedManager:
             return
         variables = core.launch_variables()
         if dist.is_initialized():
-            local = int(variables.get("LOCAL_RANK") or dist.get_rank())
+            text = variables.get("LOCAL_RANK") or str(dist.get_rank())
+            if not text.isdecimal():
+                raise RuntimeError(
+                    f"DistributedManager: expected a whole number in LOCAL_RANK, got '{text}'; unset "
+                    "it or start with the launcher"
+                )
+            local = int(text)
             DistributedManager._take("TORCH", local, _device_for(local), False)
             return
         if addr is not None:
