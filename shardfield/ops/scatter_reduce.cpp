@@ -244,8 +244,8 @@ Tensor scatter_add(const Tensor& self, int64_t dim, const Tensor& index, const T
 }
 Tensor scatter_reduce(const Tensor& self, int64_t dim, const Tensor& index, const Tensor& src,
                       c10::string_view reduce, bool include_self) {
-  if (!is_sharded(self))
-    return at::scatter_reduce(self, dim, tensor::gather(index), tensor::gather(src), reduce,
+  if (!is_sharded(self))  // a copy, as in reduce_at_owners
+    return at::scatter_reduce(self.clone(), dim, tensor::gather(index), tensor::gather(src), reduce,
                               include_self);
   if (const auto out = reduce_at_owners("scatter_reduce", self, dim, list_of_rows(index, src, dim),
                                         src, reduce, include_self))
@@ -278,8 +278,8 @@ Tensor index_copy(const Tensor& self, int64_t dim, const Tensor& index, const Te
 Tensor index_reduce(const Tensor& self, int64_t dim, const Tensor& index, const Tensor& source,
                     c10::string_view reduce, bool include_self) {
   if (!is_sharded(self))
-    return at::index_reduce(self, dim, tensor::gather(index), tensor::gather(source), reduce,
-                            include_self);
+    return at::index_reduce(self.clone(), dim, tensor::gather(index), tensor::gather(source),
+                            reduce, include_self);
   return written("index_reduce", self, dim, index,
                  [&](const Target& t, const Tensor& x, int64_t d, const Tensor& i) {
                    return at::index_reduce(x, d, i, t.source(source), reduce, include_self);

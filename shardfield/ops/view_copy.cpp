@@ -38,12 +38,17 @@ Tensor select_scatter(const Tensor& x, const Tensor& source, int64_t dim, c10::S
   return out;
 }
 
+/// Not views: each can be written to without the others' knowledge, as torch's recurrent cells do.
+std::vector<Tensor> copied(std::vector<Tensor> views) {
+  for (Tensor& view : views) view = view.clone();
+  return views;
+}
 std::vector<Tensor> unsafe_split(const Tensor& x, c10::SymInt size, int64_t dim) {
-  return at::split_symint(x, size, dim);
+  return copied(at::split_symint(x, size, dim));
 }
 std::vector<Tensor> unsafe_split_with_sizes(const Tensor& x, c10::SymIntArrayRef sizes,
                                             int64_t dim) {
-  return at::split_with_sizes_symint(x, sizes, dim);
+  return copied(at::split_with_sizes_symint(x, sizes, dim));
 }
 
 bool all_close(const Tensor& a, const Tensor& b, double rtol, double atol, bool equal_nan) {

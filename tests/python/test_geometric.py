@@ -53,13 +53,14 @@ class Pooled(nn.Module):
         )
 
     def forward(self, x: Tensor, links: Tensor) -> Tensor:
-        from torch_geometric.nn import global_add_pool, global_mean_pool
+        from torch_geometric.nn import global_add_pool, global_max_pool, global_mean_pool
 
         y = self.last(torch.relu(self.norm(self.first(x, links))), links)
         graph = GRAPH_OF_NODE
         if is_sharded(x):
             graph = scatter(Cut(graph, x._spec.placements), x._spec.mesh)
-        return global_add_pool(y, graph, size=3) + global_mean_pool(y, graph, size=3)
+        sums = global_add_pool(y, graph, size=3) + global_mean_pool(y, graph, size=3)
+        return sums + global_max_pool(y, graph, size=3)
 
 
 def layer(name: str) -> nn.Module:
@@ -75,6 +76,7 @@ def layer(name: str) -> nn.Module:
         "GATv2": lambda: pyg.GATv2Conv(WIDTH, WIDTH),
         "GIN": lambda: pyg.GINConv(perceptron, train_eps=True),
         "EdgeConv": lambda: pyg.EdgeConv(nn.Sequential(nn.Linear(2 * WIDTH, WIDTH), nn.Tanh())),
+        "GatedGraph": lambda: pyg.GatedGraphConv(WIDTH, 2),
         "MeshGraphNet block": Block,
         "pooled": Pooled,
     }[name]()
@@ -89,6 +91,7 @@ NAMES = [
     "GATv2",
     "GIN",
     "EdgeConv",
+    "GatedGraph",
     "MeshGraphNet block",
     "pooled",
 ]
