@@ -44,6 +44,30 @@ def test_same_as_serial(run_mesh, mesh_shape, kind):
     run_mesh(mesh_shape, all_layers, kind=kind)
 
 
+def cells(mesh) -> None:
+    """Three steps; the batch or the features cut."""
+
+    class Steps(nn.Module):
+        def __init__(self, cell: nn.Module) -> None:
+            super().__init__()
+            self.cell = cell
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            state = None
+            for step in x.unbind(1):
+                state = self.cell(step, state)
+            return state[0] * state[1] if isinstance(state, tuple) else state
+
+    for kind in (nn.LSTMCell, nn.GRUCell, nn.RNNCell):
+        for dim in (0, 2):
+            cut = Cut(numbers(6, 3, 5), [Shard(dim)] * mesh.ndim)
+            check_same_as_serial(Steps(kind(5, 3)).double(), [cut], mesh, no_fallback=False)
+
+
+def test_cells(run_mesh, mesh_shape):
+    run_mesh(mesh_shape, cells)
+
+
 def states(mesh) -> None:
     layer = nn.LSTM(5, 3, batch_first=True).double()
     h, c = numbers(1, 6, 3, seed=1), numbers(1, 6, 3, seed=2)
