@@ -42,6 +42,7 @@ std::vector<int64_t> sliced_sizes(const Cut& cut, int64_t begin, int64_t end, in
 struct SlicedRows {
   int64_t begin, end, step;
   int64_t count() const { return (end - begin + step - 1) / step; }
+  int64_t last() const { return begin + (count() - 1) * step; }
 };
 
 SlicedRows sliced_rows(int64_t n, const std::optional<c10::SymInt>& start,
@@ -58,6 +59,36 @@ bool is_merged(const Tensor& x, int64_t dim) {
   const Layout& layout = layout_of(x);
   const int c = layout.cut_on(static_cast<int>(dim));
   return c >= 0 && (layout.cuts()[c].total() != x.size(dim) || !layout.has_single_cuts());
+}
+
+/// Rows of one block of a merged dim, and how many of them this rank holds. Blocks follow each
+/// other.
+struct MergedBlock {
+  int64_t rows = 1, local_rows = 1;
+
+  MergedBlock(const Layout& layout, int64_t dim) {
+    for (size_t c = 0; c < layout.cuts().size(); ++c) {
+      if (layout.cuts()[c].dim != dim) continue;
+      rows *= layout.cuts()[c].total();
+      local_rows *= layout.local_size(c);
+    }
+  }
+  bool divides(const SlicedRows& taken) const {
+    return taken.step == 1 && taken.count() > 0 && taken.begin % rows == 0 &&
+           taken.count() % rows == 0;
+  }
+};
+
+/// Whole blocks of a merged dim, such as some samples of a batch whose tokens are cut.
+Tensor blocks_of_merged_dim(const Tensor& x, int64_t dim, const SlicedRows& rows,
+                            const MergedBlock& block) {
+  Geometry g(x);
+  g.sizes[dim] = rows.count();
+  g.piece_sizes[dim] = rows.count() / block.rows * block.local_rows;
+  const Layout* layout = &layout_of(x);
+  remember_slice_origin(layout, x.sizes(), dim, rows.begin, 1, layout);
+  return viewed(x, g, rows.begin * x.stride(dim),
+                rows.begin / block.rows * block.local_rows * piece_of(x).stride(dim));
 }
 
 /// One row of a merged dim, size 1 there: its coordinates on the dim's factors tell who holds it.
@@ -89,41 +120,62 @@ Tensor row_of_merged_dim(const Tensor& x, int64_t dim, int64_t row, int64_t step
                    out, g.sizes, g.strides, x.storage_offset() + row * x.stride(dim), x);
 }
 
-Tensor slice_kernel(const Tensor& x, int64_t dim, std::optional<c10::SymInt> start,
-                    std::optional<c10::SymInt> end, c10::SymInt sym_step) {
-  dim = at::maybe_wrap_dim(dim, x.dim());
-  const SlicedRows rows = sliced_rows(x.size(dim), start, end, sym_step);
-  const int64_t b = rows.begin, e = rows.end, step = rows.step;
-  Geometry g(x);
-  g.sizes[dim] = rows.count();
-  g.strides[dim] *= step;
-  g.piece_strides[dim] *= step;
+/// Rows of one block of a dim with one cut; a dim that is not merged is one block.
+Tensor rows_of_block(const Tensor& x, int64_t dim, const SlicedRows& rows, int64_t block) {
   const Layout& layout = layout_of(x);
-  const int c = layout.cut_on(static_cast<int>(dim));
-  if (c < 0) {
-    g.piece_sizes[dim] = g.sizes[dim];
-    return viewed(x, g, b * x.stride(dim), b * piece_of(x).stride(dim));
-  }
-  if (is_merged(x, dim)) {
-    if (rows.count() == 1) return row_of_merged_dim(x, dim, b, step);
-    return tensor::as_moved_view(with_simple_cuts(x)).slice(dim, b, e, step);
-  }
+  const auto c = static_cast<size_t>(layout.cut_on(static_cast<int>(dim)));
   std::vector<Cut> cuts = layout.cuts();
   Cut& cut = cuts[c];
+  const int64_t step = rows.step, b = rows.begin - block * cut.total();
+  const int64_t e = rows.count() == 0 ? b : b + rows.last() - rows.begin + 1;
   const int64_t from = layout.local_offset(c), to = from + layout.local_size(c);
   cut.sizes = sliced_sizes(cut, b, e, step);
   // First row of mine at or after b on the step grid.
   int64_t first = b >= from ? b : b + (from - b + step - 1) / step * step;
   first = std::clamp<int64_t>(first, from, to);
   const int64_t last = std::clamp<int64_t>(e, first, to);
-  const Layout* out = spec::intern_layout(layout.mesh(), std::move(cuts));
-  remember_slice_origin(out, x.sizes(), dim, b, step, &layout);
-  const Tensor& piece = piece_of(x);
+  const int64_t local_row = block * layout.local_size(c) + first - from;
+  Geometry g(x);
+  g.sizes[dim] = rows.count();
+  g.strides[dim] *= step;
+  g.piece_strides[dim] *= step;
   g.piece_sizes[dim] = (last - first + step - 1) / step;
-  return make_view(
-      tensor::strided_piece(piece, g.piece_sizes, g.piece_strides,
-                            piece.storage_offset() + (first - from) * piece.stride(dim)),
-      out, g.sizes, g.strides, x.storage_offset() + b * x.stride(dim), x);
+  const Layout* out = spec::intern_layout(layout.mesh(), std::move(cuts));
+  remember_slice_origin(out, x.sizes(), dim, rows.begin, step, &layout);
+  const Tensor& piece = piece_of(x);
+  return make_view(tensor::strided_piece(piece, g.piece_sizes, g.piece_strides,
+                                         piece.storage_offset() + local_row * piece.stride(dim)),
+                   out, g.sizes, g.strides, x.storage_offset() + rows.begin * x.stride(dim), x);
+}
+
+/// Whether rows of a merged dim may be viewed where they lie: one row, whole blocks, or rows of one
+/// block with one cut.
+bool lie_together(const Tensor& x, const SlicedRows& rows, const MergedBlock& block) {
+  if (rows.count() == 1 || block.divides(rows)) return true;
+  return rows.count() > 0 && layout_of(x).has_single_cuts() &&
+         rows.begin / block.rows == rows.last() / block.rows;
+}
+
+Tensor rows_of_merged_dim(const Tensor& x, int64_t dim, const SlicedRows& rows) {
+  const MergedBlock block(layout_of(x), dim);
+  if (!lie_together(x, rows, block))
+    return tensor::as_moved_view(with_simple_cuts(x)).slice(dim, rows.begin, rows.end, rows.step);
+  if (rows.count() == 1) return row_of_merged_dim(x, dim, rows.begin, rows.step);
+  if (block.divides(rows)) return blocks_of_merged_dim(x, dim, rows, block);
+  return rows_of_block(x, dim, rows, rows.begin / block.rows);
+}
+
+Tensor slice_kernel(const Tensor& x, int64_t dim, std::optional<c10::SymInt> start,
+                    std::optional<c10::SymInt> end, c10::SymInt sym_step) {
+  dim = at::maybe_wrap_dim(dim, x.dim());
+  const SlicedRows rows = sliced_rows(x.size(dim), start, end, sym_step);
+  if (is_merged(x, dim)) return rows_of_merged_dim(x, dim, rows);
+  if (is_cut(x, dim)) return rows_of_block(x, dim, rows, 0);
+  Geometry g(x);
+  g.sizes[dim] = g.piece_sizes[dim] = rows.count();
+  g.strides[dim] *= rows.step;
+  g.piece_strides[dim] *= rows.step;
+  return viewed(x, g, rows.begin * x.stride(dim), rows.begin * piece_of(x).stride(dim));
 }
 
 Tensor select_kernel(const Tensor& x, int64_t dim, c10::SymInt sym_index) {
@@ -211,9 +263,11 @@ Tensor select_above(c10::DispatchKeySet keys, const Tensor& x, int64_t dim, c10:
 Tensor slice_above(c10::DispatchKeySet keys, const Tensor& x, int64_t dim,
                    std::optional<c10::SymInt> start, std::optional<c10::SymInt> end,
                    c10::SymInt step) {
-  if (is_cut(x, dim) && is_merged(x, at::maybe_wrap_dim(dim, x.dim())) &&
-      sliced_rows(x.size(dim), start, end, step).count() != 1)
-    return slice_kernel(x, dim, start, end, step);
+  const int64_t d = at::maybe_wrap_dim(dim, x.dim());
+  if (is_merged(x, d)) {
+    const SlicedRows rows = sliced_rows(x.size(d), start, end, step);
+    if (!lie_together(x, rows, MergedBlock(layout_of(x), d))) return rows_of_merged_dim(x, d, rows);
+  }
   return dispatch::call_view_formula<at::_ops::slice_Tensor>(keys, x, dim, start, end, step);
 }
 

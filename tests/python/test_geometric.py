@@ -125,3 +125,33 @@ def same_as_serial(mesh, name: str) -> None:
 @pytest.mark.parametrize("shape", [(1,), (2,), (3,), (4,), (2, 2)], ids=str)
 def test_same_as_serial(run_mesh, name, shape):
     run_mesh(shape, same_as_serial, name=name)
+
+
+def several_kinds(mesh) -> None:
+    """Attention between kinds of nodes; its weights per kind write blocks of flattened heads."""
+    from torch_geometric.nn import HGTConv
+
+    kinds = ["a", "b"], [("a", "to", "b"), ("b", "back", "a")]
+    features = [numbers(NODES, WIDTH), numbers(6, WIDTH, seed=1)]
+    links = torch.stack([LINKS[0], LINKS[1] % 6])
+    torch.manual_seed(0)
+    model = HGTConv(WIDTH, WIDTH, kinds, heads=2).double()
+
+    def run(a: Tensor, b: Tensor, to: Tensor, back: Tensor) -> list[Tensor]:
+        a, b = a.detach().requires_grad_(), b.detach().requires_grad_()
+        out = model({"a": a, "b": b}, {kinds[1][0]: to, kinds[1][1]: back})
+        loss = sum((out[k] * out[k]).sum() for k in "ab")
+        weights = list(model.parameters())
+        gradients = torch.autograd.grad(loss, [a, b, *weights], allow_unused=True)
+        return [out["a"], out["b"], *(g for g in gradients if g is not None)]
+
+    want = run(*features, links, links.flip(0))
+    cut = [scatter(Cut(t, [Shard(0)]), mesh) for t in features]
+    cut += [scatter(Cut(t, [Shard(1)]), mesh) for t in (links, links.flip(0))]
+    for got, expected in zip(run(*cut), want, strict=True):
+        assert_equal(full(got), expected, "several kinds", rtol=1e-8)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_several_kinds_of_nodes(run_mesh, size):
+    run_mesh((size,), several_kinds)
