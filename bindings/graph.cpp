@@ -418,8 +418,8 @@ void bind_halo_graphs(py::module_& m) {
         return std::make_pair(cost.exchanged_rows, cost.redundant_links);
       });
   m.def("graph_cut_graph", &cut_graph);
-  py::class_<exchange::ListedRows::Pending, std::shared_ptr<exchange::ListedRows::Pending>>(
-      m, "PendingRows");
+  const py::class_<exchange::ListedRows::Pending, std::shared_ptr<exchange::ListedRows::Pending>>
+      pending(m, "PendingRows");
   py::class_<exchange::ListedRows, std::shared_ptr<exchange::ListedRows>>(m, "ListedRows")
       .def("fetch",
            [](const std::shared_ptr<exchange::ListedRows>& rows, const at::Tensor& own) {
