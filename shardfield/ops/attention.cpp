@@ -80,7 +80,7 @@ bool is_row_wise(const Tensor& query, const Tensor& key, const Tensor& value, co
                  const Options& options) {
   const int64_t batch = query.dim() - 2;
   if (!result || batch < 0 || key.dim() != query.dim() || value.dim() != query.dim()) return false;
-  const int64_t alike = options.enable_gqa ? batch - 1 : batch;
+  const int64_t alike = options.enable_gqa ? std::max<int64_t>(batch - 1, 0) : batch;
   const bool same_heads = query.sizes().slice(0, alike) == key.sizes().slice(0, alike) &&
                           query.sizes().slice(0, alike) == value.sizes().slice(0, alike);
   if (options.dropout_p > 0 || !same_heads) return false;
@@ -234,9 +234,22 @@ void check_operands(const Tensor& query, const Tensor& key, const Tensor& value,
   SHARDFIELD_CHECK(key.scalar_type() == dtype && value.scalar_type() == dtype, op,
                    "expected query, key and value of one dtype, got ", dtype, ", ",
                    key.scalar_type(), ", ", value.scalar_type(), " on rank ", rank);
+  if (options.enable_gqa && query.dim() > 2) {
+    const int64_t heads = query.size(-3), of_key = key.size(-3), of_value = value.size(-3);
+    SHARDFIELD_CHECK(of_key > 0 && of_value > 0 && heads % of_key == 0 && heads % of_value == 0, op,
+                     "expected heads of query that those of key and value divide, got ", heads,
+                     ", ", of_key, ", ", of_value, " on rank ", rank);
+  }
   if (!mask || !mask->defined()) return;
   SHARDFIELD_CHECK(!options.is_causal, op, "expected attn_mask or is_causal, got both on rank ",
                    rank, "; put the causal part into the mask");
+  std::vector<int64_t> scores = query.sizes().vec();
+  scores.back() = key.size(-2);
+  bool fits = mask->dim() >= 2 && mask->dim() <= query.dim();
+  for (int64_t d = 1; fits && d <= mask->dim(); ++d)
+    fits = mask->size(-d) == 1 || mask->size(-d) == scores[scores.size() - d];
+  SHARDFIELD_CHECK(fits, op, "expected attn_mask that broadcasts to ", at::IntArrayRef(scores),
+                   ", got ", mask->sizes(), " on rank ", rank);
   const auto of_mask = mask->scalar_type();
   SHARDFIELD_CHECK(of_mask == at::kBool || of_mask == at::kFloat || of_mask == dtype, op,
                    "expected attn_mask of dtype bool, float or ", dtype, ", got ", of_mask,
@@ -248,7 +261,7 @@ OptTensor rows_of_mask(const OptTensor& mask, std::vector<int64_t> sizes, int64_
                        const Layout& result) {
   if (!mask || !mask->defined()) return std::nullopt;
   sizes.back() = num_keys;
-  std::vector<int64_t> wide(std::max<int64_t>(mask->dim(), 2), -1);
+  std::vector<int64_t> wide(mask->dim(), -1);
   std::copy(sizes.end() - 2, sizes.end(), wide.end() - 2);
   return tensor::piece_for(mask->expand(wide), result, sizes);
 }
@@ -280,7 +293,8 @@ Tensor attend_with_ring(const Tensor& query, const Tensor& key, const Tensor& va
                        operand(tensor::wrap(v, &of_keys, value_sizes), whole, result), own_mask,
                        own);
   };
-  const double scale = options.scale.value_or(1 / std::sqrt(static_cast<double>(query.size(-1))));
+  const double scale = options.scale.value_or(
+      1 / std::sqrt(std::max<double>(static_cast<double>(query.size(-1)), 1)));
   const auto needed = needed_blocks(row_counts, key_counts, options.is_causal);
   const RingAttention ring{exchange::BlockRing(result.mesh(), ranks, needed),
                            exchange::BlockRing(result.mesh(), ranks, transposed(needed),

@@ -28,7 +28,7 @@ Tensor summed_heads(const Tensor& grad, const Tensor& like) {
 
 /// Rows of the query that are worked on at a time.
 int64_t rows_at_a_time(const Tensor& query, const Tensor& key) {
-  const int64_t others = query.numel() / std::max<int64_t>(query.size(-1) * query.size(-2), 1);
+  const int64_t others = c10::multiply_integers(query.sizes().slice(0, query.dim() - 2));
   const int64_t bytes = std::max<int64_t>(others * key.size(-2), 1) * 8;
   return std::clamp<int64_t>(kScoreBytes / bytes, 1, std::max<int64_t>(query.size(-2), 1));
 }
@@ -58,20 +58,39 @@ enum class Fused { kNo, kAllKeys, kCausal };
 
 /// Whether PyTorch's fused kernel serves, which tells the logsumexp too. It reads operands as
 /// contiguous in their last dim.
-Fused fused_form(const Tensor& query, const KeyBlock& block) {
+Fused fused_form(const Tensor& query, const KeyBlock& block, double scale) {
   const bool fits = query.device().is_cpu() && query.dim() == 4 && !block.mask.defined() &&
                     query.size(-1) == block.value.size(-1) &&
                     query.size(-3) == block.key.size(-3) &&
-                    query.size(-3) == block.value.size(-3) && query.size(-1) > 0;
+                    query.size(-3) == block.value.size(-3) && query.numel() > 0;
   if (!fits) return Fused::kNo;
   const int64_t rows = query.size(-2), keys = block.key.size(-2);
   if (!block.is_causal || block.first_key + keys - 1 <= block.first_row) return Fused::kAllKeys;
-  return block.first_key == block.first_row && keys == rows ? Fused::kCausal : Fused::kNo;
+  // It hides keys before it scales.
+  const bool aligned = block.first_key == block.first_row && keys == rows && scale > 0;
+  return aligned ? Fused::kCausal : Fused::kNo;
 }
 
-/// In place of an infinite exponent, where every score is -inf too.
+/// The block without keys that lie behind every row.
+KeyBlock seen_part(const KeyBlock& block, int64_t rows) {
+  const int64_t keys = block.key.size(-2);
+  const int64_t seen = std::clamp<int64_t>(block.first_row + rows - block.first_key, 0, keys);
+  if (!block.is_causal || seen == keys) return block;
+  KeyBlock part = block;
+  part.key = block.key.narrow(-2, 0, seen);
+  part.value = block.value.narrow(-2, 0, seen);
+  return part;
+}
+
+/// With `length` rows of keys, those added zeros.
+Tensor grown(const Tensor& grad, int64_t length) {
+  if (grad.size(-2) == length) return grad;
+  return at::constant_pad_nd(grad, {0, 0, 0, length - grad.size(-2)});
+}
+
+/// In place of an exponent of -inf, where every score is -inf too.
 Tensor finite(const Tensor& t) {
-  return t.masked_fill(t.isinf(), 0);
+  return t.masked_fill(t == -kInfinity, 0);
 }
 
 }  // namespace
@@ -95,9 +114,10 @@ void BlockwiseAttention::merge(const Tensor& part, const Tensor& logsumexp) {
   largest_ = now;
 }
 
-void BlockwiseAttention::add(const KeyBlock& block) {
-  if (block.key.size(-2) == 0 || query_.numel() == 0) return;
-  if (const Fused fused = fused_form(query_, block); fused != Fused::kNo) {
+void BlockwiseAttention::add(const KeyBlock& given) {
+  const KeyBlock block = seen_part(given, query_.size(-2));
+  if (block.key.size(-2) == 0 || sum_.numel() == 0) return;
+  if (const Fused fused = fused_form(query_, block, scale_); fused != Fused::kNo) {
     const auto [part, logsumexp] = at::_scaled_dot_product_flash_attention_for_cpu(
         query_, block.key.contiguous(), block.value.contiguous(), 0.0, fused == Fused::kCausal,
         std::nullopt, scale_);
@@ -147,12 +167,21 @@ void BlockwiseAttentionGradient::set_output(const Tensor& output) {
 void BlockwiseAttentionGradient::set_delta(const Tensor& delta) {
   delta_ = delta;
   // The fused kernel asks for the output, of which only the part along the gradient counts.
-  const Tensor squares = grad_.square().sum(-1, true);
-  output_ = (grad_ * (delta / squares.masked_fill(squares == 0, 1))).to(query_.scalar_type());
+  if (grad_.numel() == 0) {
+    output_ = grad_;
+    return;
+  }
+  const Tensor largest = grad_.abs().amax(-1, true);  // squares of small gradients would vanish
+  const Tensor unit = largest.masked_fill(largest == 0, 1), scaled = grad_ / unit;
+  const Tensor squares = scaled.square().sum(-1, true);
+  output_ =
+      (scaled * (delta / unit / squares.masked_fill(squares == 0, 1))).to(query_.scalar_type());
 }
 
-BlockGradients BlockwiseAttentionGradient::add(const KeyBlock& block, bool with_mask) {
-  const Fused fused = query_.numel() > 0 ? fused_form(query_, block) : Fused::kNo;
+BlockGradients BlockwiseAttentionGradient::add(const KeyBlock& given, bool with_mask) {
+  const KeyBlock block = seen_part(given, query_.size(-2));
+  const int64_t keys = given.key.size(-2);
+  const Fused fused = block.key.size(-2) > 0 ? fused_form(query_, block, scale_) : Fused::kNo;
   if (fused != Fused::kNo) {
     const auto [of_query, of_key, of_value] =
         at::_scaled_dot_product_flash_attention_for_cpu_backward(
@@ -160,16 +189,16 @@ BlockGradients BlockwiseAttentionGradient::add(const KeyBlock& block, bool with_
             block.value.contiguous(), output_, logsumexp_.squeeze(-1), 0.0, fused == Fused::kCausal,
             std::nullopt, scale_);
     query_gradient_.add_(of_query);
-    return {of_key.to(type_), of_value.to(type_), {}};
+    return {grown(of_key.to(type_), keys), grown(of_value.to(type_), keys), {}};
   }
   // Rows that saw no key: exp(-inf - inf) is 0.
-  const Tensor logsumexp = logsumexp_.masked_fill(logsumexp_.isinf(), kInfinity);
+  const Tensor logsumexp = logsumexp_.masked_fill(logsumexp_ == -kInfinity, kInfinity);
   const Tensor query = query_.to(type_), key = shared_heads(block.key, query).to(type_);
   const Tensor value = shared_heads(block.value, query).to(type_);
   Tensor key_gradient = at::zeros_like(key), value_gradient = at::zeros_like(value), mask_gradient;
   const int64_t rows = query.size(-2), step = rows_at_a_time(query, key);
   if (with_mask) mask_gradient = at::zeros(block.mask.sizes(), query.options());
-  for (int64_t begin = 0; begin < rows && query.numel() > 0; begin += step) {
+  for (int64_t begin = 0; begin < rows && delta_.numel() > 0; begin += step) {
     const int64_t count = std::min(step, rows - begin);
     const Tensor grad = grad_.narrow(-2, begin, count), q = query.narrow(-2, begin, count);
     const Tensor weights = scores_of(query, key, block, scale_, begin, count)
@@ -187,8 +216,8 @@ BlockGradients BlockwiseAttentionGradient::add(const KeyBlock& block, bool with_
       part.add_(at::sum_to(scores, part.sizes()));
     }
   }
-  return {summed_heads(key_gradient, block.key), summed_heads(value_gradient, block.value),
-          mask_gradient};
+  return {grown(summed_heads(key_gradient, block.key), keys),
+          grown(summed_heads(value_gradient, block.value), keys), mask_gradient};
 }
 
 }  // namespace shardfield::ops

@@ -218,6 +218,45 @@ def test_rows_without_keys(run_mesh):
     run_mesh((3,), masked_rows)
 
 
+def values_at_the_edge(mesh) -> None:
+    """Infinite scores, hidden NaN, no features, scales below zero: as PyTorch has them."""
+
+    def found(q, k, v, grad=1.0, **options) -> list[torch.Tensor]:
+        tensors = [t.detach().requires_grad_() for t in (q, k, v)]
+        out = attend(*tensors, **options)
+        return [out, *torch.autograd.grad(out, tensors, torch.full_like(out, grad))]
+
+    def compare(tensors, ours=None, **options) -> None:
+        want = found(*tensors, **options)
+        got = found(*(scatter(c, mesh) for c in cut_rows(mesh, ours or tensors)), **options)
+        for g, w in zip(map(full, got), want, strict=True):
+            largest = w.nan_to_num().abs().max() if w.numel() else 0.0
+            assert torch.allclose(g, w, rtol=1e-4, atol=1e-4 * float(largest), equal_nan=True)
+
+    for features in (E, EV):
+        q, k, v = operands(features=features)
+        for factor in (1.0, 1e-30, 1e-165, 1e20):
+            compare((q, k, v), grad=factor)
+        compare([t.float() for t in operands(S, 2 * S, features=features)], grad=1e-24)
+        with sdpa_kernel(SDPBackend.MATH):  # the fused kernel gives NaN
+            compare((q, k, v), is_causal=True, scale=-0.3)
+            compare(operands(S, S, features=features), is_causal=True, scale=-0.3)
+        compare((q, k, v), scale=0.0)
+        hidden = [q, k.clone(), v.clone()]
+        hidden[1][:, :, L:], hidden[2][:, :, L:] = float("nan"), float("nan")
+        compare((q, k, v), hidden, is_causal=True)  # keys that no row sees
+    q, k, v = operands()
+    q, k = q.abs(), k.clone()
+    k[0, 0, 200, 3] = float("inf")
+    compare((q, k, v))
+    compare((q[..., :0], k[..., :0], numbers(B, H, S, 3 * EV)))
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_values_at_the_edge(run_mesh, size):
+    run_mesh((size,), values_at_the_edge)
+
+
 def short_types(mesh) -> None:
     """As near to float64 as PyTorch's own kernels, by a factor of two."""
     for features, dtype in itertools.product(
@@ -255,8 +294,12 @@ def wrong_calls(mesh) -> None:
         attend(q, k.float(), v)
     with pytest.raises(RuntimeError, match="expected attn_mask or is_causal, got both on rank"):
         attend(q, k, v, numbers(L, S) > 0, is_causal=True)
-    with pytest.raises(RuntimeError, match="expand"):
-        attend(q, k, v, numbers(L + 1, S) > 0)
+    three = scatter(Cut(numbers(B, 3, S, E), [Shard(2)]), mesh)
+    with pytest.raises(RuntimeError, match=r"expected heads of query .* on rank"):
+        attend(q, three, three, enable_gqa=True)
+    for wrong in (numbers(L + 1, S), numbers(H - 1, L, S), numbers(1, B, H, L, S), numbers(S)):
+        with pytest.raises(RuntimeError, match=r"expected attn_mask that broadcasts .* on rank"):
+            attend(q, k, v, wrong > 0)
 
 
 def test_wrong_calls_raise_on_every_rank(run_mesh):
