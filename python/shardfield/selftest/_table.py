@@ -12,7 +12,8 @@ INTRODUCTION = """# Operators
 Made by `shardfield selftest --table`. Each operator of PyTorch's own test list is called on its
 sample inputs, the first one cut along each dim in turn, the others plain or cut alike; output and
 gradients are compared with the plain op's. Sharded: no rank held more than its part. Gathered:
-right, by the counted fallback. Refused: a clear error. Numbers are calls."""
+right, by the counted fallback. Refused: a clear error. Numbers are calls, in brackets the dims that
+were cut."""
 
 
 @dataclass(frozen=True)
@@ -32,9 +33,14 @@ class Tally:
         return sum(o.verdict == verdict for o in self.outcomes)
 
 
+def _cell(tally: Tally, verdict: Verdict) -> str:
+    dims = sorted({o.dim for o in tally.outcomes if o.verdict == verdict})
+    return f"{tally.count(verdict)} ({' '.join(map(str, dims))})" if dims else ""
+
+
 def _row(tally: Tally) -> str:
-    counts = " | ".join(str(tally.count(v) or "") for v in list(Verdict)[:4])
-    return f"| `{tally.operator}` | {counts} |"
+    cells = " | ".join(_cell(tally, v) for v in list(Verdict)[:4])
+    return f"| `{tally.operator}` | {cells} |"
 
 
 def markdown(tallies: Sequence[Tally], shape: Sequence[int]) -> str:
