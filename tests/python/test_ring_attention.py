@@ -258,7 +258,7 @@ def test_values_at_the_edge(run_mesh, size):
 
 
 def short_types(mesh) -> None:
-    """As near to float64 as PyTorch's own kernels, by a factor of two."""
+    """As near to float64 as PyTorch's own kernels by a factor of two, or within four roundings."""
     for features, dtype in itertools.product(
         (E, EV), (torch.bfloat16, torch.float16, torch.float32)
     ):
@@ -278,7 +278,11 @@ def short_types(mesh) -> None:
         for w, u, g in zip(want, usual, got, strict=True):
             assert g.dtype == dtype
             errors = [(full(t).double() - w).abs().max() / w.abs().max() for t in (u, g)]
-            assert errors[1] < 2 * errors[0] + 1e-7, (features, dtype, errors)
+            assert errors[1] < max(2 * errors[0], 4 * torch.finfo(dtype).eps), (
+                features,
+                dtype,
+                errors,
+            )
 
 
 def test_short_types(run_mesh):
