@@ -179,24 +179,6 @@ Tensor attend_row_wise(const Tensor& query, const Tensor& key, const Tensor& val
   return tensor::wrap(piece, &result, sizes);
 }
 
-/// The ranks that the cuts on `dim` spread it over; in the order of the rows where a simple cut
-/// gives them one.
-std::vector<int> ranks_over(const Layout& layout, int dim, at::IntArrayRef sizes) {
-  if (layout.is_simple(sizes.data()))
-    return exchange::ranks_along(layout, static_cast<size_t>(layout.cut_on(dim)));
-  const spec::Mesh& mesh = layout.mesh();
-  const std::vector<int> axes = axes_on(layout, dim);
-  std::vector<int> ranks;
-  for (int r = 0; r < mesh.size(); ++r) {
-    const auto coord = mesh.coord_of(r);
-    bool among = true;
-    for (int a = 0; a < mesh.num_axes(); ++a)
-      among &= std::ranges::binary_search(axes, a) || coord[a] == mesh.coord[a];
-    if (among) ranks.push_back(r);
-  }
-  return ranks;
-}
-
 std::vector<int64_t> rows_of_ranks(const Layout& layout, int dim, at::IntArrayRef sizes,
                                    const std::vector<int>& ranks) {
   std::vector<int64_t> rows;
@@ -277,7 +259,11 @@ Tensor attend_with_ring(const Tensor& query, const Tensor& key, const Tensor& va
                         const OptTensor& mask, const Layout& result, const Layout& of_keys,
                         const Options& options) {
   const auto rows = static_cast<int>(query.dim()) - 2;
-  const std::vector<int> ranks = ranks_over(result, rows, query.sizes());
+  // In the order of the rows where a simple cut gives them one.
+  const std::vector<int> ranks =
+      result.is_simple(query.sizes().data())
+          ? exchange::ranks_along(result, static_cast<size_t>(result.cut_on(rows)))
+          : exchange::ranks_over(result.mesh(), axes_on(result, rows));
   const std::vector<int64_t> row_counts = rows_of_ranks(result, rows, query.sizes(), ranks);
   const std::vector<int64_t> key_counts = rows_of_ranks(of_keys, rows, key.sizes(), ranks);
   std::vector<int64_t> sizes = query.sizes().vec();
