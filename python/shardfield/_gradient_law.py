@@ -124,7 +124,7 @@ def is_result_of_sharded(value: torch.Tensor) -> bool:
     """
     for node in nodes_of(value, lambda n: "shardfield::" not in n.name()):
         name = node.name()
-        if "shardfield::" in name and "LocalFn" not in name and "shardfield::comm::" not in name:
+        if "shardfield::" in name and "LocalNode" not in name and "shardfield::comm::" not in name:
             return True
     return False
 

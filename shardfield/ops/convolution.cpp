@@ -99,8 +99,8 @@ Tensor convolve_alone(const Tensor& x, const Tensor& weight, const OptTensor& bi
   const at::AutoDispatchBelowADInplaceOrView below;
   const Tensor y = at::convolution_symint(tensor::piece_of(x), weight, bias, stride, padding,
                                           dilation, transposed, output_padding, groups);
-  return tensor::make_sharded(y, layout_when_alone(tensor::layout_of(x), y.sizes()), y.sizes(),
-                              y.suggest_memory_format());
+  return tensor::make_sharded_strided(y, layout_when_alone(tensor::layout_of(x), y.sizes()),
+                                      y.sizes(), y.strides());
 }
 
 Tensor convolution(const Tensor& x, const Tensor& weight, const OptTensor& bias,
@@ -163,7 +163,7 @@ std::tuple<Tensor, Tensor, Tensor> backward_alone(const Tensor& grad, const Tens
       tensor::is_sharded(grad) ? tensor::piece_of(grad) : grad, tensor::piece_of(x), weight,
       bias_sizes, stride, padding, dilation, transposed, output_padding, groups, mask);
   if (dx.defined())
-    dx = tensor::make_sharded(dx, &tensor::layout_of(x), x.sizes(), x.suggest_memory_format());
+    dx = tensor::make_sharded_strided(dx, &tensor::layout_of(x), x.sizes(), dx.strides());
   return {dx, dw, db};
 }
 

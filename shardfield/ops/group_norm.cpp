@@ -1,5 +1,5 @@
 // Group and instance normalization. Spatial cuts: local statistics per (sample, group), one
-// all-gather; backward: two sums per (sample, channel) in one all-reduce, from which the input,
+// exchange; backward: two sums per (sample, channel) in one all-reduce, from which the input,
 // weight and bias gradients all follow. Batch cuts alone need no communication in forward.
 // PyTorch's own derivative formulas sit above these kernels.
 
@@ -172,8 +172,7 @@ Three native_group_norm_backward(const Tensor& dy, const Tensor& x, const Tensor
   if (runs_alone(x) && is_sharded(dy) && &layout_of(dy) == &layout_of(x)) {
     auto [dx, dw, db] = at::native_group_norm_backward_symint(piece_of(dy), piece_of(x), mean, rstd,
                                                               w_stored, n, c, hxw, groups, mask);
-    if (dx.defined())
-      dx = tensor::make_sharded(dx, &layout_of(x), x.sizes(), dx.suggest_memory_format());
+    if (dx.defined()) dx = tensor::make_sharded_strided(dx, &layout_of(x), x.sizes(), dx.strides());
     return {dx, dw, db};
   }
   const Division cut(x, groups);

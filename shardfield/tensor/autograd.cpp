@@ -2,8 +2,10 @@
 
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/custom_function.h>
+#include <torch/csrc/autograd/functions/utils.h>
 
 #include "shardfield/base/error.h"
+#include "shardfield/base/torch_version.h"
 #include "shardfield/comm/backward_scope.h"
 #include "shardfield/comm/traffic.h"
 #include "shardfield/tensor/gathered_gradient.h"
@@ -39,21 +41,40 @@ Tensor dense(const Tensor& grad) {
   return grad;
 }
 
-struct LocalFn : Function<LocalFn> {
-  static Tensor forward(AutogradContext* ctx, const Tensor& x) {
-    ctx->saved_data["layout"] = as_int(&layout_of(x));
-    ctx->saved_data["sizes"] = x.sizes().vec();
-    ctx->saved_data["format"] = static_cast<int64_t>(x.suggest_memory_format());
-    comm::remember_scope(ctx);
-    return fresh(piece_of(x));
+/// The node of local(). Every composed op has one, on one rank too, so it is lean:
+/// torch::autograd's Function keeps what it saves in a table of names.
+class LocalNode final : public torch::autograd::Node {
+ public:
+  explicit LocalNode(const Tensor& x)
+      : layout_(&layout_of(x)), sizes_(x.sizes()), format_(x.suggest_memory_format()) {}
+
+  variable_list apply(variable_list&& grads) override {
+    const Tensor grad = std::move(grads[0]);
+    if (!grad.defined()) return {Tensor()};
+    // The piece is all of it: PyTorch's own strides, those of one value for many elements too.
+    if (layout_->is_alone() && !records_grad(grad))
+      return {make_sharded_strided(grad, layout_, sizes_, grad.strides())};
+    return {wrap(dense(grad), layout_, sizes_, format_)};
   }
-  static variable_list backward(AutogradContext* ctx, variable_list grads) {
-    const comm::BackwardScope scope(ctx);
-    return {wrap(dense(grads[0]), as_layout(ctx->saved_data["layout"]),
-                 ctx->saved_data["sizes"].toIntVector(),
-                 static_cast<at::MemoryFormat>(ctx->saved_data["format"].toInt()))};
-  }
+
+ private:
+  const Layout* layout_;
+  c10::SmallVector<int64_t, 5> sizes_;
+  at::MemoryFormat format_;
 };
+
+Tensor local_recorded(const Tensor& x) {
+  Tensor piece;
+  {
+    const at::AutoDispatchBelowADInplaceOrView below;
+    piece = fresh(piece_of(x));
+  }
+  const NodePointer node = make_node<LocalNode>(x);
+  node->set_next_edges(torch::autograd::collect_next_edges(x));
+  torch::autograd::set_history(piece, node);
+  comm::remember_formula(piece);
+  return piece;
+}
 
 struct WrapFn : Function<WrapFn> {
   static Tensor forward(AutogradContext* ctx, const Tensor& piece, int64_t layout,
@@ -170,7 +191,7 @@ void refuse_tangent(const Tensor& t, const char* op) {
 Tensor local(const Tensor& x) {
   TORCH_INTERNAL_ASSERT(is_sharded(x));
   refuse_tangent(x, "to_local");
-  if (records_grad(x)) return LocalFn::apply(x);
+  if (records_grad(x)) return local_recorded(x);
   return fresh(piece_of(x));
 }
 

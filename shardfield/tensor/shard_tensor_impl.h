@@ -26,6 +26,11 @@ class ShardTensorImpl final : public c10::TensorImpl {
   ShardTensorImpl(ViewOf, at::Tensor&& piece, const spec::Layout* layout, at::IntArrayRef sizes,
                   at::IntArrayRef strides, int64_t storage_offset, const ShardTensorImpl& source);
 
+  /// A training step makes and drops hundreds of these, all of one size: each thread keeps some
+  /// blocks instead of giving them back.
+  static void* operator new(size_t size);
+  static void operator delete(void* block) noexcept;
+
   const at::Tensor& piece() const { return piece_; }
   /// Where the pieces lie; not the memory layout, which the base class calls layout().
   const spec::Layout* piece_layout() const { return layout_; }
