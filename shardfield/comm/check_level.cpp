@@ -44,10 +44,10 @@ std::string line_of(int rank, const std::string& text) {
   return "\n  rank " + std::to_string(rank) + ": " + text;
 }
 
-[[noreturn]] void refuse(const Comm& group, const char* op, const std::string& lines) {
+[[noreturn]] void refuse(const Comm& group, const char* op, const std::string& lines,
+                         const char* advice) {
   SHARDFIELD_CHECK(false, op, "the ranks do not agree, on rank ", group.rank(), " of ",
-                   group.size(), " of group '", group.name(),
-                   "'; every rank must make the same calls in the same order. Got:", lines);
+                   group.size(), " of group '", group.name(), "'; ", advice, ". Got:", lines);
 }
 
 /// Comparisons between two ranks so far, by group: both sides count alike.
@@ -100,7 +100,7 @@ CheckLevel check_level() {
 }
 
 void compare_collective(const std::string& mine, const Comm& group, const char* op,
-                        c10::Device device) {
+                        c10::Device device, const char* advice) {
   if (check_level() != CheckLevel::kFull || group.size() == 1) return;
   at::Tensor record = record_of(mine).to(device);
   at::Tensor records = at::empty({group.size() * record.numel()}, record.options());
@@ -112,7 +112,7 @@ void compare_collective(const std::string& mine, const Comm& group, const char* 
     alike &= text_of(table[r]) == text_of(table[0]);
     lines += line_of(r, text_of(table[r]));
   }
-  if (!alike) refuse(group, op, lines);
+  if (!alike) refuse(group, op, lines, advice);
 }
 
 void compare_messages(const std::string& mine, const std::vector<Traffic>& traffic,
@@ -135,7 +135,7 @@ void compare_messages(const std::string& mine, const std::vector<Traffic>& traff
                                          " bytes to rank " + std::to_string(group.rank()) +
                                          ", awaits " + std::to_string(other.bytes_from));
   }
-  if (!lines.empty()) refuse(group, op, lines);
+  if (!lines.empty()) refuse(group, op, lines, kSameCalls);
 }
 
 }  // namespace shardfield::comm

@@ -1,11 +1,15 @@
 #include "shardfield/tensor/shard_tensor_impl.h"
 
+#include <array>
+#include <new>
 #include <sstream>
 
 #include <c10/core/InferenceMode.h>
 #include <c10/core/MemoryFormat.h>
 
 #include "shardfield/base/error.h"
+#include "shardfield/comm/check_level.h"
+#include "shardfield/tensor/operand_check_key.h"
 
 namespace shardfield::tensor {
 
@@ -17,6 +21,8 @@ using c10::DispatchKeySet;
 DispatchKeySet keys_for(const at::Tensor& piece) {
   DispatchKeySet keys(
       {DispatchKey::PrivateUse3, DispatchKey::AutogradPrivateUse3, DispatchKey::ADInplaceOrView});
+  if (C10_UNLIKELY(comm::check_level() == comm::CheckLevel::kFull))
+    keys = keys.add(kOperandCheckKey);
   // TensorImpl adds autocast keys by backend bit, and PrivateUse3 has none of its own.
   return keys.add(piece.is_cuda() ? DispatchKey::AutocastCUDA : DispatchKey::AutocastCPU);
 }
@@ -27,7 +33,50 @@ c10::Storage& dummy_storage() {
   return storage;
 }
 
+/// Blocks of one thread that wait for their next use. Plain data: tensors may be dropped after the
+/// thread's other objects.
+struct FreeBlocks {
+  static constexpr size_t kMost = 64;
+  std::array<void*, kMost> blocks;
+  size_t count;
+  bool is_watched;  ///< by an object that gives the blocks back when the thread ends
+  bool is_closed;
+};
+constinit thread_local FreeBlocks free_blocks{};
+
+struct GivesBackBlocks {
+  ~GivesBackBlocks() {
+    free_blocks.is_closed = true;
+    while (free_blocks.count > 0) ::operator delete(free_blocks.blocks[--free_blocks.count]);
+  }
+};
+
+void watch_thread() {
+  static thread_local const GivesBackBlocks at_exit;
+  (void)at_exit;
+  free_blocks.is_watched = true;
+}
+
+// Sanitizers follow a block only through the allocator itself.
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+constexpr bool kKeepsBlocks = false;
+#else
+constexpr bool kKeepsBlocks = true;
+#endif
+
 }  // namespace
+
+void* ShardTensorImpl::operator new(size_t size) {
+  if (C10_LIKELY(free_blocks.count > 0)) return free_blocks.blocks[--free_blocks.count];
+  return ::operator new(size);
+}
+
+void ShardTensorImpl::operator delete(void* block) noexcept {
+  if (!kKeepsBlocks || free_blocks.count == FreeBlocks::kMost || free_blocks.is_closed)
+    return ::operator delete(block);
+  if (C10_UNLIKELY(!free_blocks.is_watched)) watch_thread();
+  free_blocks.blocks[free_blocks.count++] = block;
+}
 
 ShardTensorImpl::ShardTensorImpl(at::Tensor piece, const spec::Layout* layout,
                                  at::IntArrayRef sizes, at::IntArrayRef strides,

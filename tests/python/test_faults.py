@@ -114,17 +114,13 @@ def other_messages() -> str:
     rank = dist.get_rank()
     set_check_level("full")
     try:
-        for ours, theirs in (
-            (numbers(2, 2, 3), numbers(2, 2, 5)),
-            (numbers(2, 2, 3), numbers(2, 2, 3).float()),
-        ):
+        for width, dtype in ((5, torch.float64), (3, torch.float32)):
             mesh = DeviceMesh.from_group(
                 dist.new_group([0, 1], timeout=timedelta(seconds=5)), "cpu"
             )
-            w = theirs if rank else ours
-            x = sharded(numbers(1, 2, 12), mesh, 2).to(w.dtype)
+            x = sharded(numbers(1, 2, 12), mesh, 2).to(dtype if rank else torch.float64)
             with pytest.raises(RuntimeError, match="the ranks do not agree, on rank") as caught:
-                F.conv1d(x, w, padding=w.size(2) // 2)
+                F.max_pool1d(x, width if rank else 3, 1, width // 2 if rank else 1)
             texts += str(caught.value)
     finally:
         set_check_level("cheap")
@@ -133,13 +129,54 @@ def other_messages() -> str:
 
 def test_other_messages_are_named_at_level_full(run_ranks):
     for text in run_ranks(2, other_messages):
-        assert (
-            "rank 0: messages in aten::convolution: Double, 16 bytes to rank 1, awaits 16" in text
-        )
-        assert (
-            "rank 1: messages in aten::convolution: Double, 32 bytes to rank 0, awaits 32" in text
-        )
-        assert "rank 1: messages in aten::convolution: Float, 8 bytes to rank 0, awaits 8" in text
+        assert "rank 0: messages in aten::max_pool1d: Double, 16 bytes to rank 1, awaits 16" in text
+        assert "rank 1: messages in aten::max_pool1d: Double, 32 bytes to rank 0, awaits 32" in text
+        assert "rank 1: messages in aten::max_pool1d: Float, 8 bytes to rank 0, awaits 8" in text
+
+
+def other_values(mesh) -> list[str]:
+    """At level full: plain tensors that only one rank has another value of, one bit apart."""
+    last = mesh.get_local_rank() == mesh.size() - 1
+
+    def plain(*shape: int) -> torch.Tensor:
+        t = numbers(*shape)
+        if last:
+            t.view(-1)[-1].nextafter_(torch.tensor(9.0).double())
+        return t
+
+    set_check_level("full")
+    x = sharded(numbers(1, 2, 12), mesh, 2)
+    conv = nn.Conv1d(2, 2, 3, padding=1).double()
+    conv.weight.data = plain(2, 2, 3)
+    conv.bias.data = numbers(2)
+    calls = {
+        "weight Double [2, 2, 3]": lambda: conv(x),
+        "other Double [12]": lambda: x + plain(12),
+        "other Double []": lambda: x * (2.0 + last),
+        "tensors Double [1, 2, 12]": lambda: torch.cat([x, plain(1, 2, 12)], 1),
+        "indices Long [1]": lambda: x[0, torch.tensor([int(last)])],
+        "other Double [1, 2, 12]": lambda: x.add_(plain(1, 2, 12)),
+    }
+    texts = []
+    try:
+        for operand, call in calls.items():
+            with pytest.raises(RuntimeError, match="the ranks do not agree, on rank") as caught:
+                call()
+            texts.append(str(caught.value))
+            assert f"{operand} hash" in texts[-1], (operand, texts[-1])
+            assert "sync_module_over_mesh" in texts[-1]
+        assert_equal(x, numbers(1, 2, 12), "no value was changed")
+    finally:
+        set_check_level("cheap")
+    x + plain(12)  # not compared at other levels
+    return texts
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_other_plain_values_are_named_at_level_full(run_mesh, size):
+    for texts in run_mesh((size,), other_values):
+        for text in texts:
+            assert all(f"\n  rank {r}: plain operands of aten::" in text for r in range(size))
 
 
 class Block(nn.Module):

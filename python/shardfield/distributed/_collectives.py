@@ -199,8 +199,9 @@ def set_check_level(level: str) -> None:
         level: "off": nothing; calls that do not fit together end at the group's timeout.
             "cheap" (default): the collectives of this module.
             "full": every transfer of the library, those of sharded tensors too: op, kind, dtype,
-            sizes, peers, bytes. What differs is an error on every rank, with a line for each. One
-            more message per transfer.
+            sizes, peers, bytes; and the values of plain tensors in ops with sharded ones. What
+            differs is an error on every rank, with a line for each. One more message per transfer,
+            and one per op with plain operands.
 
     Raises:
         RuntimeError: another word.
