@@ -1,4 +1,4 @@
-// Batch normalization. Training: local statistics, one all-gather, PyTorch's own kernels on the
+// Batch normalization. Training: local statistics, one exchange, PyTorch's own kernels on the
 // pieces; backward: the two sums per channel (the weight and bias gradients) in one all-reduce.
 // Evaluation needs no communication. Running statistics are plain and equal on every rank.
 

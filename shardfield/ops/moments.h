@@ -36,9 +36,10 @@ inline at::ScalarType accumulate_type(at::ScalarType type) {
 /// where there is nothing. Local.
 Moments local_moments(const at::Tensor& rows);
 
-/// Chan's combination of the ranks' (count, mean, M2): one all-gather over `axes`, exact for
-/// uneven and empty pieces. `counts` holds each rank's rows per channel in coordinate order of
-/// `axes` (see counts_along). Collective over `axes`; not differentiable.
+/// Chan's combination of the ranks' (count, mean, M2) over `axes`, exact for uneven and empty
+/// pieces; it sends what an all-reduce of two numbers per channel would. `counts` holds each rank's
+/// rows per channel in coordinate order of `axes` (see counts_along). Collective over `axes`; not
+/// differentiable.
 Moments combine_moments(const Moments& own, const std::vector<double>& counts,
                         const spec::Mesh& mesh, const std::vector<int>& axes);
 

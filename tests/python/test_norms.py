@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import random
 
 import pytest
@@ -173,6 +174,21 @@ def messages(mesh) -> list[int]:
 
 def test_one_message_each_way(run_mesh):
     assert run_mesh((2,), messages)[0] == [1, 1, 1, 1, 0, 1]
+
+
+def forward_bytes(mesh) -> int:
+    """Bytes this rank sends for the statistics of 6 channels in float64."""
+    norm = nn.BatchNorm2d(6).double()
+    x = scatter(Cut(numbers(*SHAPE), [Shard(2 + axis) for axis in range(mesh.ndim)]), mesh)
+    with shardfield.report() as report:
+        norm(x)
+    return report.bytes_sent
+
+
+def test_statistics_send_what_an_all_reduce_would(run_mesh, mesh_shape):
+    sent = sum(run_mesh(mesh_shape, forward_bytes))
+    ranks = math.prod(mesh_shape)
+    assert sent == 2 * (ranks - 1) * 2 * 6 * 8
 
 
 def half_types(mesh, dtype: torch.dtype) -> None:
