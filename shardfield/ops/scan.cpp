@@ -94,7 +94,9 @@ Tensor logcumsumexp(const Tensor& x, int64_t dim) {
 template <bool is_max>
 Pair cumulative_extremum(const Tensor& x, int64_t dim) {
   const Scan s(x, dim);
-  const auto scan = [&](const Tensor& t) {
+  const auto scan = [&](const Tensor& t) -> Pair {
+    // PyTorch's gradient of nothing is the input: a second derivative would end on this rank.
+    if (t.numel() == 0) return {t.clone(), at::zeros(t.sizes(), t.options().dtype(at::kLong))};
     return is_max ? at::cummax(t, s.dim) : at::cummin(t, s.dim);
   };
   auto [own, position] = scan(s.piece);

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 from many_cases import check_cases
-from oracle import assert_equal, numbers, sharded
+from oracle import assert_equal, check_same_as_serial, numbers, sharded
+from torch.distributed.tensor import Shard
 
 import shardfield
 
@@ -27,6 +28,23 @@ EXTREMA = {
 def smooth(mesh) -> None:
     check_cases(mesh, SMOOTH, numbers(2, 7, 4), (0, 1, 2))
     check_cases(mesh, EXTREMA, numbers(2, 7, 4), (0, 1, 2), second=False)
+
+
+def extrema_behind_a_norm(mesh) -> None:
+    """A second derivative that goes on to an exchange, from ranks that hold nothing too."""
+    for dim in (1, 2):
+        check_same_as_serial(
+            lambda x, dim=dim: torch.cummax(x.softmax(0), dim).values,
+            [numbers(3, 4, 2)],
+            mesh,
+            [Shard(0)],
+            sizes={0: [3] + [0] * (mesh.size() - 1)},
+        )
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_second_derivatives_where_ranks_hold_nothing(run_mesh, size):
+    run_mesh((size,), extrema_behind_a_norm)
 
 
 def test_same_as_serial(run_mesh, mesh_shape):
