@@ -6,6 +6,7 @@ PYBIND11_MODULE(_shardfield, m) {
   shardfield::bindings::bind_tensor(m);
   shardfield::bindings::bind_dispatch(m);
   shardfield::bindings::bind_exchange(m);
+  shardfield::bindings::bind_points(m);
   shardfield::bindings::bind_graph(m);
   shardfield::bindings::bind_distributed(m);
   shardfield::bindings::bind_checkpoint(m);

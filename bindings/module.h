@@ -10,6 +10,7 @@ void bind_comm(pybind11::module_& m);
 void bind_tensor(pybind11::module_& m);
 void bind_dispatch(pybind11::module_& m);
 void bind_exchange(pybind11::module_& m);
+void bind_points(pybind11::module_& m);
 void bind_graph(pybind11::module_& m);
 void bind_distributed(pybind11::module_& m);
 void bind_checkpoint(pybind11::module_& m);

@@ -12,6 +12,7 @@
 #include "shardfield/dispatch/boxed.h"
 #include "shardfield/dispatch/op_table.h"
 #include "shardfield/dispatch/reproducible.h"
+#include "shardfield/points/search.h"
 #include "shardfield/tensor/autograd.h"
 #include "shardfield/tensor/scatter.h"
 
@@ -20,6 +21,8 @@ namespace shardfield {
 using comm::run_in_process;
 using dispatch::is_reproducible;
 using dispatch::set_reproducible;
+using points::knn;
+using points::radius_search;
 using spec::Mesh;
 using tensor::full_tensor;
 using tensor::is_sharded;

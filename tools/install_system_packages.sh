@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Installs what pip cannot bring: a C++20 compiler, GoogleTest, JSON for C++, the Python headers and
-# venv, and the MPI launchers that tests start. Prefers what is there, asks apt only for what is
-# missing, and says what to install when it may not.
+# Installs what pip cannot bring: a C++20 compiler, GoogleTest, JSON and k-d trees for C++, the Python
+# headers and venv, and the MPI launchers that tests start. Prefers what is there, asks apt only for
+# what is missing, and says what to install when it may not.
 # Usage: install_system_packages.sh PYTHON
 set -euo pipefail
 python=${1:-python3}
@@ -23,6 +23,8 @@ else
 fi
 [ -f /usr/include/nlohmann/json.hpp ] || [ -f /usr/local/include/nlohmann/json.hpp ] \
   || missing+=(nlohmann-json3-dev)
+[ -f /usr/include/nanoflann.hpp ] || [ -f /usr/local/include/nanoflann.hpp ] \
+  || missing+=(libnanoflann-dev)
 # Real launchers for the tests, and MPI for the example that is an MPI program.
 has mpirun.openmpi || missing+=(openmpi-bin)
 has mpicxx.openmpi || missing+=(libopenmpi-dev)
