@@ -164,8 +164,11 @@ double reach_of(const std::vector<Boxes>& boxes, const double* query, int64_t k)
   std::vector<std::pair<double, int64_t>> reach;
   for (const Boxes& b : boxes) b.add_reach(query, reach);
   std::sort(reach.begin(), reach.end());
-  for (const auto& [squared, count] : reach)
-    if ((k -= count) <= 0) return squared;
+  int64_t held = 0;
+  for (const auto& [squared, count] : reach) {
+    held += count;
+    if (held >= k) return squared;
+  }
   return kInfinity;
 }
 
