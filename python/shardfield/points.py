@@ -15,11 +15,11 @@ def knn(
     """The k nearest points of each query, nearest first.
 
     Of equally near points the lower index comes first, so the result does not depend on the number
-    of ranks. Each rank searches its own points in a k-d tree (Bentley, 1975; nanoflann) and asks
-    other ranks only for queries that may have a nearer point there, which boxes around each rank's
-    points tell: points in an order that keeps neighbours together (`shardfield.graph.curve_order`)
-    send least. The trees are on the CPU for tensors of any device. Collective over the mesh where
-    an argument is sharded.
+    of ranks. Each rank searches its own points in a k-d tree (Bentley, 1975; nanoflann), then those
+    points of other ranks that can be nearer to one of its queries, which travel once: points in an
+    order that keeps neighbours together send least (cut by
+    `shardfield.graph.partition_nodes(..., "hilbert", coordinates=...)`, or sorted). The trees are on
+    the CPU for tensors of any device. Collective over the mesh where an argument is sharded.
 
     Args:
         points: (n, dims), floating, finite; sharded along any dims, or plain.

@@ -85,6 +85,8 @@ KdTree::KdTree(const at::Tensor& points, const at::Tensor& numbers) {
 }
 
 KdTree::~KdTree() = default;
+KdTree::KdTree(KdTree&&) noexcept = default;
+KdTree& KdTree::operator=(KdTree&&) noexcept = default;
 
 std::vector<Found> KdTree::search(const double* query, int64_t most, double bound) const {
   if (!index_ || most <= 0) return {};

@@ -28,6 +28,8 @@ class KdTree {
   /// @param numbers  int64 (n), what the points are called in results
   KdTree(const at::Tensor& points, const at::Tensor& numbers);
   ~KdTree();
+  KdTree(KdTree&&) noexcept;
+  KdTree& operator=(KdTree&&) noexcept;
   KdTree(const KdTree&) = delete;
   KdTree& operator=(const KdTree&) = delete;
 

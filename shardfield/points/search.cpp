@@ -68,11 +68,10 @@ struct Group {
   }
   bool is_alone() const { return peers.size() < 2; }
 
-  std::vector<Boxes> gather(const Boxes& mine, int64_t dims) const {
+  std::vector<Boxes> gather(const Boxes& mine) const {
     const Tensor tables = comm::all_gather(mine.table(kBoxes).to(device), *mesh, axes).cpu();
     std::vector<Boxes> all;
-    for (const Tensor& table : tables.view({-1, kBoxes, 2 * dims + 1}).unbind(0))
-      all.push_back(Boxes::from_table(table));
+    for (const Tensor& table : tables.unbind(0)) all.push_back(Boxes::from_table(table));
     return all;
   }
 
@@ -160,137 +159,88 @@ Tensor shared_out(const Tensor& points, const Tensor& queries) {
 using Lists = std::vector<std::vector<Found>>;
 
 /// Squared distance within which the k nearest points of a query lie at the latest.
-double reach_of(const std::vector<Boxes>& boxes, const double* query, int64_t k) {
-  std::vector<std::pair<double, int64_t>> reach;
-  for (const Boxes& b : boxes) b.add_reach(query, reach);
-  std::sort(reach.begin(), reach.end());
+double extent_of(const std::vector<Boxes>& boxes, const double* query, int64_t k) {
+  std::vector<std::pair<double, int64_t>> extent;
+  for (const Boxes& b : boxes) b.add_extent(query, extent);
+  std::sort(extent.begin(), extent.end());
   int64_t held = 0;
-  for (const auto& [squared, count] : reach) {
+  for (const auto& [squared, count] : extent) {
     held += count;
     if (held >= k) return squared;
   }
   return kInfinity;
 }
 
-/// The own queries that may have one of their k nearest points with each peer: coordinates and the
-/// squared distance that a point must not exceed, and their numbers.
-struct Requests {
-  std::vector<std::vector<double>> values;
-  std::vector<std::vector<int64_t>> rows;
-};
-
-Requests requests_of(const Cloud& queries, const Lists& own, const std::vector<Boxes>& boxes,
-                     size_t own_rank, int64_t k) {
-  Requests out{std::vector<std::vector<double>>(boxes.size()),
-               std::vector<std::vector<int64_t>>(boxes.size())};
-  std::vector<double> away(boxes.size());
-  for (int64_t q = 0; q < queries.size(); ++q) {
-    const double* at = queries.at(q);
-    const auto& found = own[static_cast<size_t>(q)];
-    double bound = static_cast<int64_t>(found.size()) == k ? found.back().squared : kInfinity;
-    bool any = false;
-    for (size_t p = 0; p < boxes.size(); ++p) {
-      away[p] = p == own_rank ? kInfinity : boxes[p].squared_distance(at);
-      any |= away[p] <= bound && away[p] < kInfinity;
-    }
-    if (!any) continue;
-    bound = std::min(bound, reach_of(boxes, at, k));
-    for (size_t p = 0; p < boxes.size(); ++p) {
-      if (p == own_rank || away[p] > bound || away[p] == kInfinity) continue;
-      out.values[p].insert(out.values[p].end(), at, at + queries.dims());
-      out.values[p].push_back(bound);
-      out.rows[p].push_back(q);
-    }
+/// The points of other ranks that the reach of this rank's queries, told by boxes, includes.
+KdTree fetch_near(const Cloud& points, const Group& group, const Boxes& reach) {
+  const auto boxes = group.gather(reach);
+  std::vector<Tensor> coordinates, numbers;
+  for (size_t p = 0; p < boxes.size(); ++p) {
+    std::vector<int64_t> near;
+    for (int64_t i = 0; p != group.own && i < points.size(); ++i)
+      if (boxes[p].reach_to(points.at(i))) near.push_back(i);
+    const Tensor rows = at::tensor(near, at::kLong);
+    coordinates.push_back(points.values.index_select(0, rows).to(points.rows.scalar_type()));
+    numbers.push_back(rows + points.first);
   }
-  return out;
+  const auto values = group.swap(coordinates);
+  std::vector<int64_t> counts;
+  for (const Tensor& part : values) counts.push_back(part.size(0));
+  return {at::cat(values).to(at::kDouble), at::cat(group.swap_known(numbers, counts))};
 }
 
-/// The answers to one peer: (requests, k, 2), squared distance and number, infinite where none.
-Tensor answers_to(const Tensor& requests, const KdTree& tree, int64_t k) {
-  const int64_t count = requests.size(0), dims = requests.size(1) - 1;
-  Tensor answers = at::full({count, k, 2}, kInfinity, at::kDouble);
-  const auto* request = requests.const_data_ptr<double>();
-  auto* answer = answers.data_ptr<double>();
-  for (int64_t r = 0; r < count; ++r, request += dims + 1) {
-    const auto found = tree.search(request, k, request[dims]);
-    for (size_t i = 0; i < found.size(); ++i) {
-      double* entry = answer + 2 * (r * k + static_cast<int64_t>(i));
-      entry[0] = found[i].squared;
-      entry[1] = static_cast<double>(found[i].number);
-    }
-  }
-  return answers;
+/// Adds what is found elsewhere, keeping the order and the number.
+void merge(std::vector<Found>& list, const std::vector<Found>& more, int64_t most) {
+  const auto middle = static_cast<int64_t>(list.size());
+  list.insert(list.end(), more.begin(), more.end());
+  std::inplace_merge(list.begin(), list.begin() + middle, list.end());
+  if (static_cast<int64_t>(list.size()) > most) list.resize(static_cast<size_t>(most));
 }
 
 Lists nearest(const Cloud& points, const Cloud& queries, int64_t k) {
   const KdTree tree(points.values, points.numbers());
-  Lists lists(static_cast<size_t>(queries.size()));
+  Lists lists;
   for (int64_t q = 0; q < queries.size(); ++q)
-    lists[static_cast<size_t>(q)] = tree.search(queries.at(q), k, kInfinity);
+    lists.push_back(tree.search(queries.at(q), k, kInfinity));
   const Group group(points);
   if (group.is_alone()) return lists;
-  const auto boxes = group.gather(Boxes::around(points.values, kBoxes), points.dims());
-  Requests requests = requests_of(queries, lists, boxes, group.own, k);
-  std::vector<Tensor> asked;
-  for (auto& values : requests.values)
-    asked.push_back(
-        at::tensor(values, at::kDouble)
-            .view({static_cast<int64_t>(values.size()) / (points.dims() + 1), points.dims() + 1}));
-  std::vector<Tensor> answers;
-  for (const Tensor& part : group.swap(asked)) answers.push_back(answers_to(part, tree, k));
-  std::vector<int64_t> counts;
-  for (const auto& rows : requests.rows) counts.push_back(static_cast<int64_t>(rows.size()));
-  const auto received = group.swap_known(answers, counts);
-  for (size_t p = 0; p < received.size(); ++p) {
-    const auto* entry = received[p].const_data_ptr<double>();
-    for (const int64_t row : requests.rows[p]) {
-      auto& list = lists[static_cast<size_t>(row)];
-      for (int64_t i = 0; i < k; ++i, entry += 2)
-        if (entry[0] < kInfinity) list.push_back({entry[0], static_cast<int64_t>(entry[1])});
-    }
+  const std::vector<double> none(static_cast<size_t>(points.size()));
+  auto boxes = group.gather(Boxes::around(points.values, none, kBoxes));
+  // Queries that may have a nearer point elsewhere, and how far they look.
+  std::vector<int64_t> open;
+  std::vector<double> bounds;
+  for (int64_t q = 0; q < queries.size(); ++q) {
+    const auto& found = lists[static_cast<size_t>(q)];
+    const double bound = static_cast<int64_t>(found.size()) == k ? found.back().squared : kInfinity;
+    double away = kInfinity;
+    for (size_t p = 0; p < boxes.size(); ++p)
+      if (p != group.own) away = std::min(away, boxes[p].squared_distance(queries.at(q)));
+    if (away > bound || away == kInfinity) continue;
+    open.push_back(q);
+    bounds.push_back(std::min(bound, extent_of(boxes, queries.at(q), k)));
   }
-  for (auto& list : lists) {
-    std::sort(list.begin(), list.end());
-    list.resize(std::min<size_t>(list.size(), static_cast<size_t>(k)));
-  }
+  const Tensor rows = queries.values.index_select(0, at::tensor(open, at::kLong));
+  const KdTree others = fetch_near(points, group, Boxes::around(rows, bounds, kBoxes));
+  for (size_t i = 0; i < open.size(); ++i)
+    merge(lists[static_cast<size_t>(open[i])], others.search(queries.at(open[i]), k, bounds[i]), k);
   return lists;
-}
-
-/// Own points that lie within the radius of a peer's queries, for each peer.
-std::vector<Tensor> shell_rows(const Cloud& points, const std::vector<Boxes>& boxes, size_t own,
-                               double squared_radius) {
-  std::vector<Tensor> rows;
-  for (size_t p = 0; p < boxes.size(); ++p) {
-    std::vector<int64_t> near;
-    for (int64_t i = 0; p != own && i < points.size(); ++i)
-      if (boxes[p].squared_distance(points.at(i)) <= squared_radius) near.push_back(i);
-    rows.push_back(at::tensor(near, at::kLong));
-  }
-  return rows;
 }
 
 Lists within(const Cloud& points, const Cloud& queries, double radius, int64_t most) {
   const double squared = radius * radius;
-  std::vector<Tensor> values{points.values}, numbers{points.numbers()};
+  const auto search = [&](const KdTree& tree) {
+    Lists lists;
+    for (int64_t q = 0; q < queries.size(); ++q)
+      lists.push_back(tree.search(queries.at(q), most, squared));
+    return lists;
+  };
+  Lists lists = search(KdTree(points.values, points.numbers()));
   const Group group(points);
-  if (!group.is_alone()) {
-    const auto boxes = group.gather(Boxes::around(queries.values, kBoxes), points.dims());
-    const auto rows = shell_rows(points, boxes, group.own, squared);
-    const auto type = points.rows.scalar_type();
-    std::vector<Tensor> coordinates, named;
-    for (const Tensor& part : rows) {
-      coordinates.push_back(points.values.index_select(0, part).to(type));
-      named.push_back(part + points.first);
-    }
-    for (const Tensor& part : group.swap(coordinates)) values.push_back(part.to(at::kDouble));
-    std::vector<int64_t> counts;
-    for (size_t p = 1; p < values.size(); ++p) counts.push_back(values[p].size(0));
-    for (const Tensor& part : group.swap_known(named, counts)) numbers.push_back(part);
-  }
-  const KdTree tree(at::cat(values), at::cat(numbers));
-  Lists lists;
-  for (int64_t q = 0; q < queries.size(); ++q)
-    lists.push_back(tree.search(queries.at(q), most, squared));
+  if (group.is_alone()) return lists;
+  const std::vector<double> reach(static_cast<size_t>(queries.size()), squared);
+  const Lists more =
+      search(fetch_near(points, group, Boxes::around(queries.values, reach, kBoxes)));
+  for (size_t q = 0; q < lists.size(); ++q) merge(lists[q], more[q], most);
   return lists;
 }
 

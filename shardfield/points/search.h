@@ -14,9 +14,9 @@ struct Neighbors {
 };
 
 /// The k nearest points of each query, nearest first; of equally near ones the lower index first,
-/// whatever the number of ranks. Exact. Each rank searches its own points in a k-d tree and asks
-/// other ranks only for queries that may have a nearer one there, told by boxes around the ranks'
-/// points. Collective over the mesh when one argument is sharded; either may be plain.
+/// whatever the number of ranks. Exact. Each rank searches its own points in a k-d tree, then those
+/// of other ranks that can be nearer, told by boxes around its queries. Collective over the mesh
+/// when one argument is sharded; either may be plain.
 ///
 /// @param points   (n, dims), floating, finite
 /// @param queries  (m, dims), same dtype

@@ -37,18 +37,23 @@ TEST(Points, SearchesEqualAllDistances) {
 
 TEST(Points, BoxesHoldTheirPoints) {
   const Tensor points = numbers(300, 2, 0);
-  const Boxes boxes = Boxes::from_table(Boxes::around(points, 8).table(8));
-  std::vector<std::pair<double, int64_t>> reach;
-  boxes.add_reach(points.const_data_ptr<double>(), reach);
-  EXPECT_EQ(reach.size(), 8U);
+  const std::vector<double> reach(300, 0.25);
+  const Boxes boxes = Boxes::from_table(Boxes::around(points, reach, 8).table(8));
+  std::vector<std::pair<double, int64_t>> extent;
+  boxes.add_extent(points.const_data_ptr<double>(), extent);
+  EXPECT_EQ(extent.size(), 8U);
   int64_t held = 0;
-  for (const auto& [squared, count] : reach) held += count;
+  for (const auto& [squared, count] : extent) held += count;
   EXPECT_EQ(held, 300);
   for (int64_t i = 0; i < 300; ++i)
     EXPECT_EQ(boxes.squared_distance(points.const_data_ptr<double>() + 2 * i), 0);
   const std::vector<double> away{3.0, 0.0};
   EXPECT_GT(boxes.squared_distance(away.data()), 3.9);
-  EXPECT_TRUE(std::isinf(Boxes::around(points.narrow(0, 0, 0), 8).squared_distance(away.data())));
+  EXPECT_FALSE(boxes.reach_to(away.data()));
+  EXPECT_TRUE(boxes.reach_to(points.const_data_ptr<double>()));
+  const Boxes empty = Boxes::around(points.narrow(0, 0, 0), {}, 8);
+  EXPECT_TRUE(std::isinf(empty.squared_distance(away.data())));
+  EXPECT_FALSE(empty.reach_to(points.const_data_ptr<double>()));
 }
 
 }  // namespace
