@@ -49,8 +49,9 @@ class LocalNode final : public torch::autograd::Node {
       : layout_(&layout_of(x)), sizes_(x.sizes()), format_(x.suggest_memory_format()) {}
 
   variable_list apply(variable_list&& grads) override {
-    const Tensor grad = std::move(grads[0]);
-    if (!grad.defined()) return {Tensor()};
+    // Whether a formula gives no gradient may depend on the piece: the other ranks go on, so does
+    // this one.
+    const Tensor grad = grads[0].defined() ? std::move(grads[0]) : input_metadata(0).zeros_like();
     // The piece is all of it: PyTorch's own strides, those of one value for many elements too.
     if (layout_->is_alone() && !records_grad(grad))
       return {make_sharded_strided(grad, layout_, sizes_, grad.strides())};
