@@ -50,7 +50,7 @@ class Best {
   }
   /// A little more than the worst: the tree leaves out what equals it, and its own sums round.
   double worstDist() const {
-    const double worst = full() && most_ > 0 ? found_.front().squared : bound_;
+    const double worst = full() ? found_.front().squared : bound_;
     return worst * (1 + 1e-9) + std::numeric_limits<double>::min();
   }
   std::vector<Found> sorted() && {

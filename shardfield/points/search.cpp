@@ -51,6 +51,11 @@ struct Cloud {
   Tensor numbers() const { return at::arange(first, first + size(), at::kLong); }
 };
 
+/// Points on their way, in their own dtype.
+struct Sent {
+  Tensor coordinates, numbers;
+};
+
 /// The ranks that hold all points between them.
 struct Group {
   const spec::Mesh* mesh = nullptr;
@@ -75,33 +80,29 @@ struct Group {
     return all;
   }
 
-  /// Rows for each peer and what the peers have for this rank; how many is told first.
-  std::vector<Tensor> swap(const std::vector<Tensor>& rows) const {
+  /// Points for each peer and those that the peers have for this rank, one exchange; how many is
+  /// told first.
+  Sent swap(const std::vector<Sent>& mine) const {
     std::vector<int64_t> counts;
-    for (const Tensor& part : rows) counts.push_back(part.size(0));
+    for (const Sent& part : mine) counts.push_back(part.numbers.size(0));
     const Tensor all =
         comm::all_gather(at::tensor(counts, at::kLong).to(device), *mesh, axes).cpu();
-    std::vector<int64_t> theirs;
-    for (size_t p = 0; p < peers.size(); ++p)
-      theirs.push_back(all[static_cast<int64_t>(p)][static_cast<int64_t>(own)].item<int64_t>());
-    return swap_known(rows, theirs);
-  }
-
-  std::vector<Tensor> swap_known(const std::vector<Tensor>& rows,
-                                 const std::vector<int64_t>& theirs) const {
+    const Tensor theirs = all.select(1, static_cast<int64_t>(own)).contiguous();
     std::vector<comm::Message> sends, recvs;
-    std::vector<Tensor> received;
+    std::vector<Tensor> coordinates, numbers;
     for (size_t p = 0; p < peers.size(); ++p) {
-      std::vector<int64_t> sizes = rows[p].sizes().vec();
-      sizes[0] = p == own ? 0 : theirs[p];
-      received.push_back(at::empty(sizes, rows[p].options().device(device)));
+      const int64_t count = p == own ? 0 : theirs.const_data_ptr<int64_t>()[p];
+      const Sent& part = mine[p];
+      coordinates.push_back(
+          at::empty({count, part.coordinates.size(1)}, part.coordinates.options().device(device)));
+      numbers.push_back(at::empty({count}, part.numbers.options().device(device)));
       if (p == own) continue;
-      sends.push_back({peers[p], rows[p].to(device)});
-      recvs.push_back({peers[p], received.back()});
+      for (const Tensor& t : {part.coordinates, part.numbers})
+        sends.push_back({peers[p], t.to(device)});
+      for (const Tensor& t : {coordinates.back(), numbers.back()}) recvs.push_back({peers[p], t});
     }
     comm::start_exchange(*mesh, std::move(sends), std::move(recvs)).wait();
-    for (Tensor& part : received) part = part.cpu();
-    return received;
+    return {at::cat(coordinates).cpu(), at::cat(numbers).cpu()};
   }
 };
 
@@ -174,19 +175,17 @@ double extent_of(const std::vector<Boxes>& boxes, const double* query, int64_t k
 /// The points of other ranks that the reach of this rank's queries, told by boxes, includes.
 KdTree fetch_near(const Cloud& points, const Group& group, const Boxes& reach) {
   const auto boxes = group.gather(reach);
-  std::vector<Tensor> coordinates, numbers;
+  std::vector<Sent> parts;
   for (size_t p = 0; p < boxes.size(); ++p) {
     std::vector<int64_t> near;
     for (int64_t i = 0; p != group.own && i < points.size(); ++i)
       if (boxes[p].reach_to(points.at(i))) near.push_back(i);
     const Tensor rows = at::tensor(near, at::kLong);
-    coordinates.push_back(points.values.index_select(0, rows).to(points.rows.scalar_type()));
-    numbers.push_back(rows + points.first);
+    parts.push_back(
+        {points.values.index_select(0, rows).to(points.rows.scalar_type()), rows + points.first});
   }
-  const auto values = group.swap(coordinates);
-  std::vector<int64_t> counts;
-  for (const Tensor& part : values) counts.push_back(part.size(0));
-  return {at::cat(values).to(at::kDouble), at::cat(group.swap_known(numbers, counts))};
+  const Sent near = group.swap(parts);
+  return {near.coordinates.to(at::kDouble), near.numbers};
 }
 
 /// Adds what is found elsewhere, keeping the order and the number.
@@ -205,7 +204,7 @@ Lists nearest(const Cloud& points, const Cloud& queries, int64_t k) {
   const Group group(points);
   if (group.is_alone()) return lists;
   const std::vector<double> none(static_cast<size_t>(points.size()));
-  auto boxes = group.gather(Boxes::around(points.values, none, kBoxes));
+  const auto boxes = group.gather(Boxes::around(points.values, none, kBoxes));
   // Queries that may have a nearer point elsewhere, and how far they look.
   std::vector<int64_t> open;
   std::vector<double> bounds;
